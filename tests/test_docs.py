@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rankdump._cli.command_group import COMMAND_NAMES
-from rankdump._core.record import DROP_REASONS
+from rankdump._core.drop_reasons import DROP_REASONS
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parent.parent

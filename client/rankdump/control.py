@@ -27,7 +27,7 @@ from rankdump._core.daemon_endpoint import DEFAULT_COORDINATOR_ADDRESS
 from rankdump._core.job_control import ControlAction, ControlledRank, ControlOrder, ControlResult
 from rankdump._wire.channel import (
     TlsCredentials,
-    explain_unavailable,
+    explain_failure,
     is_call_lost,
     make_error,
     open_channel,
@@ -160,10 +160,9 @@ def _ask_coordinator(
 
 
 def _describe_failure(failure: grpc.RpcError, address: str, own: TlsCredentials) -> RankdumpError:
-    error = make_error(failure)
+    error = explain_failure(failure, address, own)
     if isinstance(error, UnavailableError):
-        cause = explain_unavailable(error, address, own)
-        return UnavailableError(f"no coordinator answers at {address}: {cause}")
+        return UnavailableError(f"no coordinator answers at {address}: {error}")
     if isinstance(error, UnsupportedError):
         return RejectedError(
             f"the daemon at {address} is no coordinator that controls jobs: a job has one "

@@ -34,7 +34,7 @@ from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.metrics import MetricCounters
-from rankdumpd.server.metrics_page import build_metrics
+from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.server.worker_pipe import WorkerPipe
@@ -117,28 +117,44 @@ class _DaemonProcess:
         begin_watch: Callable[[], None] = lambda: None,
     ) -> int:
         """Serve until a signal; return the exit status. A folder is ingested by the first part."""
-        metrics, page = build_metrics(
-            self._settings,
-            self._counters,
-            *parts,
-            audit=self._audit,
-            explain_fault=lambda: server.explain_fault(),
-            pages=self._build_pages(parts),
-        )
+        metrics = ProcessMetrics((self._counters.samples, *(part.samples for part in parts)))
+        page = self.build_page(metrics, parts, explain_fault=lambda: server.explain_fault())
         server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
         first, *others = parts
         lifecycle.relax_garbage_collector()
         leave_pandas_out()
         with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
-            return lifecycle.run_process(
+            life = lifecycle.ProcessLife(
                 (first, *ingest, *others, *page),
                 server,
                 settings=self._settings,
                 reread=self._reread,
                 pipe=pipe,
                 required=self._required,
-                begin_watch=begin_watch,
             )
+            return life.run(begin_watch)
+
+    def build_page(
+        self,
+        metrics: ProcessMetrics,
+        parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator],
+        *,
+        explain_fault: Callable[[], str],
+    ) -> tuple[MetricsEndpoint, ...]:
+        """Return the HTTP server of metrics, health and pages, if settings ask for one."""
+        settings = self._settings
+        if not settings.metrics.listen:
+            return ()
+        endpoint = MetricsEndpoint(
+            settings.metrics.listen,
+            metrics,
+            settings.tls,
+            counters=self._counters,
+            audit=self._audit,
+            explain_fault=explain_fault,
+            pages=self._build_pages(parts),
+        )
+        return (endpoint,)
 
     def _build_pages(
         self, parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator]

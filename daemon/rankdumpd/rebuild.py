@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rankdump._codec.zstd_frames import compute_stored_bytes
+from rankdump._core.drop_reasons import BUFFER_FULL, STEP_OVERHEAD
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import (
     RETIRED_FILE,
@@ -28,7 +29,6 @@ from rankdump._core.manifest import (
 )
 from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
-from rankdump._core.record import BUFFER_FULL, STEP_OVERHEAD
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
 from rankdump.errors import ConfigError
 
@@ -81,9 +81,9 @@ class LogSettings:
             _check_absolute_path("log.audit", self.audit)
 
 
-def _check_absolute_path(key: str, path: str) -> None:
+def _check_absolute_path(key: str, path: str, allowed: str = "an absolute path") -> None:
     if not Path(path).is_absolute():
-        raise ConfigError("settings", key, path, "an absolute path")
+        raise ConfigError("settings", key, path, allowed)
 
 
 def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -97,13 +97,25 @@ def _check_required(key: str, value: str) -> None:
 
 
 def _check_absolute_folder(key: str, folder: str) -> None:
-    if not Path(folder).is_absolute():
-        raise ConfigError("settings", key, folder, "an absolute folder")
+    _check_absolute_path(key, folder, "an absolute folder")
 
 
 def _check_folders(key: str, joined: str) -> None:
     for folder in joined.split(":") if joined else ():
         _check_absolute_folder(key, folder)
+
+
+class ValueRange(NamedTuple):
+    """Least and greatest value of a setting."""
+
+    low: float
+    high: float
+
+
+def _check_ranges(section: str, settings: object) -> None:
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        for limits in getattr(hint, "__metadata__", ()):
+            _check_range(f"{section}.{name}", getattr(settings, name), *limits)
 
 
 def _check_range(key: str, value: float, low: float, high: float) -> None:
@@ -121,15 +133,15 @@ class AgentSettings:
     """Address of the coordinator of the job; empty: no coordinator."""
     state_dir: str = "/var/lib/rankdump"
     """Folder of the ledger, absolute path."""
-    workers: int = 1
+    workers: Annotated[int, ValueRange(1, 256)] = 1
     """Worker processes; ranks are distributed over them, limits below are for all together."""
-    encode_threads: int = 0
+    encode_threads: Annotated[int, ValueRange(0, 1024)] = 0
     """Threads that compress and write; 0: one for each core that the process may use."""
-    nice: int = 10
+    nice: Annotated[int, ValueRange(0, 19)] = 10
     """Niceness of the process, 0 to 19: training processes get the cores first."""
     queue_bytes: int = 512 * _MIB
     """Most tensor bytes that are received but not yet committed; ranks wait beyond it."""
-    slab_bytes: int = 256 * _MIB
+    slab_bytes: Annotated[int, ValueRange(0, 1 << 50)] = 256 * _MIB
     """Largest shared memory of one rank; 0: none, and frames travel on the gRPC stream."""
     memory_bytes: int = 0
     """Limit of queue, shared memory and sessions together; 0: half of the memory."""
@@ -137,27 +149,27 @@ class AgentSettings:
     """Folder of the shared memory, absolute path on tmpfs; empty: the folder of the socket."""
     runtime_group: str = ""
     """Group that may use socket and shared memory; empty: the group of this process."""
-    max_record_bytes: int = 16 * _GIB
+    max_record_bytes: Annotated[int, ValueRange(1, 1 << 50)] = 16 * _GIB
     """Largest tensor that the agent accepts."""
     report_bytes: int = 1 * _GIB
     """Most disk space for events that the coordinator lacks; beyond it the oldest are lost."""
     roots: str = ""
     """Folders in which dump trees may be, absolute paths joined by colons; empty: anywhere."""
-    max_sessions: int = 4096
+    max_sessions: Annotated[int, ValueRange(1, 1 << 20)] = 4096
     """Most open sessions, with those whose rank never connected."""
-    keep_free_bytes: int = 64 * _MIB
+    keep_free_bytes: Annotated[int, ValueRange(0, 1 << 60)] = 64 * _MIB
     """Free space of a disk below which tensors are dropped."""
-    keep_free_ratio: float = 0.1
+    keep_free_ratio: Annotated[float, ValueRange(0, 0.99)] = 0.1
     """The same as a share of the disk; the larger of both applies."""
-    keep_free_inodes_ratio: float = 0.01
+    keep_free_inodes_ratio: Annotated[float, ValueRange(0, 0.99)] = 0.01
     """Share of free inodes of a disk below which tensors are dropped."""
-    disk_bytes: int = 0
+    disk_bytes: Annotated[int, ValueRange(0, 1 << 60)] = 0
     """Most disk space for all dumps of this agent together; 0: no limit."""
-    job_bytes: int = 0
+    job_bytes: Annotated[int, ValueRange(0, 1 << 60)] = 0
     """Most disk space for the dump of one job on this host; 0: no limit."""
-    retain_days: float = 0.0
+    retain_days: Annotated[float, ValueRange(0, 36_500)] = 0.0
     """Age at which iterations are removed; 0: never."""
-    retain_bytes: int = 0
+    retain_bytes: Annotated[int, ValueRange(0, 1 << 60)] = 0
     """Size of all dumps beyond which iterations are removed, oldest first; 0: never."""
     ingest_dir: str = ""
     """Folder of dumps by MindSpore or CANN to ingest, absolute path; empty: none."""
@@ -167,36 +179,23 @@ class AgentSettings:
     """Whether each tensor is removed from that folder once its copy is committed."""
     table: bool = True
     """Whether finished iterations are added to a table of statistics (Parquet); needs pyarrow."""
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: Annotated[float, ValueRange(0, 86_400)] = 30.0
     """Longest time for a stop: half of it for streams of ranks, the rest for the queue."""
 
     def __post_init__(self) -> None:
+        _check_ranges("agent", self)
         _check_required("agent.listen", self.listen)
         _check_absolute_folder("agent.state_dir", self.state_dir)
-        _check_range("agent.workers", self.workers, 1, 256)
-        _check_range("agent.encode_threads", self.encode_threads, 0, 1024)
-        _check_range("agent.nice", self.nice, 0, 19)
         _check_range("agent.queue_bytes", self.queue_bytes, self.workers * _MIB, 1 << 50)
-        _check_range("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
         if self.memory_bytes:
             _check_range("agent.memory_bytes", self.memory_bytes, self.queue_bytes, 1 << 50)
         if self.runtime_dir:
             _check_absolute_folder("agent.runtime_dir", self.runtime_dir)
-        _check_range("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
         _check_range("agent.report_bytes", self.report_bytes, self.workers * _MIB, 1 << 50)
         _check_folders("agent.roots", self.roots)
-        _check_range("agent.max_sessions", self.max_sessions, 1, 1 << 20)
-        _check_range("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
-        _check_range("agent.keep_free_ratio", self.keep_free_ratio, 0, 0.99)
-        _check_range("agent.keep_free_inodes_ratio", self.keep_free_inodes_ratio, 0, 0.99)
-        _check_range("agent.disk_bytes", self.disk_bytes, 0, 1 << 60)
-        _check_range("agent.job_bytes", self.job_bytes, 0, 1 << 60)
-        _check_range("agent.retain_days", self.retain_days, 0, 36_500)
-        _check_range("agent.retain_bytes", self.retain_bytes, 0, 1 << 60)
         if self.ingest_dir or self.ingest_into or self.ingest_delete:
             _check_absolute_folder("agent.ingest_dir", self.ingest_dir)
             _check_absolute_folder("agent.ingest_into", self.ingest_into)
-        _check_range("agent.drain_timeout_s", self.drain_timeout_s, 0, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,28 +208,24 @@ class CoordinatorSettings:
     """Folder of the coordinator's state, absolute path; may be the agent's."""
     roots: str = ""
     """Folders in which dump trees may be, absolute paths joined by colons; empty: anywhere."""
-    deadline_s: float = 300.0
+    deadline_s: Annotated[float, ValueRange(0, 86_400)] = 300.0
     """Time without reports after which an iteration is merged without its missing ranks."""
-    table_events: int = 1_000_000_000
+    table_events: Annotated[int, ValueRange(0, 1 << 40)] = 1_000_000_000
     """Most events of an iteration for a Parquet table; tables need pyarrow."""
-    trace_events: int = 1_000_000
+    trace_events: Annotated[int, ValueRange(0, 1 << 40)] = 1_000_000
     """Most events of an iteration for a trace; viewers cannot open larger ones."""
-    keep_days: float = 30.0
+    keep_days: Annotated[float, ValueRange(0, 36_500)] = 30.0
     """Age at which the state of a finished job is removed; its tree stays."""
-    keep_bytes: int = _GIB
+    keep_bytes: Annotated[int, ValueRange(_MIB, 1 << 50)] = _GIB
     """Size of the state of all jobs beyond which finished ones are removed, oldest first."""
     pages: bool = False
     """Whether trees of jobs are shown as pages at metrics.listen; needs [tls] and the extra web."""
 
     def __post_init__(self) -> None:
+        _check_ranges("coordinator", self)
         _check_required("coordinator.listen", self.listen)
         _check_absolute_folder("coordinator.state_dir", self.state_dir)
         _check_folders("coordinator.roots", self.roots)
-        _check_range("coordinator.deadline_s", self.deadline_s, 0, 86_400)
-        _check_range("coordinator.table_events", self.table_events, 0, 1 << 40)
-        _check_range("coordinator.trace_events", self.trace_events, 0, 1 << 40)
-        _check_range("coordinator.keep_days", self.keep_days, 0, 36_500)
-        _check_range("coordinator.keep_bytes", self.keep_bytes, _MIB, 1 << 50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +256,7 @@ class DaemonSettings:
         return lines
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    "agent": AgentSettings,
-    "coordinator": CoordinatorSettings,
-    "tls": TlsSettings,
-    "metrics": MetricsSettings,
-    "log": LogSettings,
-}
+_SECTIONS: dict[str, type[Any]] = get_type_hints(DaemonSettings)
 _WORKER_SECTIONS = ("agent", "tls", "log")
 """Sections that workers of an agent get from their supervisor."""
 
@@ -292,7 +281,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> DaemonSettin
     """Return the settings of a file and an environment; ConfigError names the key at fault."""
     source = str(path) if path else "environment"
     tables = _read_tables(path)
-    _check_names(source, "", tables, [f.name for f in dataclasses.fields(DaemonSettings)])
+    _check_names(source, "", tables, _SECTIONS)
     _check_environment(environ)
     try:
         return DaemonSettings(

@@ -19,12 +19,11 @@ from rankdump._core.caller_roles import AGENT_ROLE
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._wire.channel import (
     TlsCredentials,
-    explain_unavailable,
+    explain_failure,
     find_credentials_fault,
-    make_error,
     open_channel,
 )
-from rankdump.errors import RankdumpError, RetryableError, UnavailableError
+from rankdump.errors import RankdumpError, RetryableError
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.server.tls import check_key_pair
 from rankdumpd.settings import TlsSettings
@@ -91,13 +90,12 @@ def check_coordinator(address: str, credentials: TlsCredentials) -> StartWarning
         with open_channel(address, credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
             stub.Clock(coordinator_pb2.ClockRequest(), timeout=COORDINATOR_TIMEOUT_S)
-    except grpc.RpcError as failure:
-        error = make_error(failure)
-        if isinstance(error, UnavailableError):
-            error = explain_unavailable(error, address, credentials)
-        return _build_refusal_warning(address, error)
-    except RankdumpError as error:
-        return _build_refusal_warning(address, error)
+    except (grpc.RpcError, RankdumpError) as failure:
+        error = explain_failure(failure, address, credentials)
+        passes = isinstance(error, RetryableError)
+        verb = "does not answer" if passes else "refuses this agent"
+        text = f"the coordinator at {address} {verb}: {error}"
+        return StartWarning(text, is_temporary=passes)
     return None
 
 
@@ -108,21 +106,10 @@ def check_health(address: str) -> str:
             # The type stubs have the class, but not its methods.
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=COORDINATOR_TIMEOUT_S)
-    except grpc.RpcError as failure:
-        error = make_error(failure)
-        return str(
-            explain_unavailable(error, address) if isinstance(error, UnavailableError) else error
-        )
-    except RankdumpError as error:
-        return str(error)
+    except (grpc.RpcError, RankdumpError) as failure:
+        return str(explain_failure(failure, address))
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else status
-
-
-def _build_refusal_warning(address: str, error: RankdumpError) -> StartWarning:
-    passes = isinstance(error, RetryableError)
-    verb = "does not answer" if passes else "refuses this agent"
-    return StartWarning(f"the coordinator at {address} {verb}: {error}", is_temporary=passes)
 
 
 def _name_user(uid: int) -> str:

@@ -9,7 +9,7 @@ from faults.laws import grown, ordered
 from faults.tensor_content import kept, names
 from faults.values import FaultKind, LawBreach, RankLife, RunObservation, TensorName
 
-from rankdump._core.record import DROP_REASONS
+from rankdump._core.drop_reasons import DROP_REASONS
 
 _STORED = ("stored", "linked")
 _KEPT = (*_STORED, "degraded")

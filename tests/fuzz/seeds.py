@@ -47,6 +47,7 @@ from rankdump._shm.slab_format import (
 )
 from rankdump._shm.slab_writer import SlabWriter
 from rankdump._wire import status_messages
+from rankdump._wire.black_box_messages import step_tensor_to_wire
 from rankdump._wire.control_messages import (
     answer_to_wire,
     control_request_to_wire,
@@ -65,7 +66,6 @@ from rankdump._wire.session_messages import (
     session_request_to_wire,
     timeouts_to_wire,
 )
-from rankdump._wire.step_tensor_messages import step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 

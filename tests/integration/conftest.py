@@ -33,7 +33,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
-from rankdump._wire.step_tensor_messages import step_tensor_to_wire
+from rankdump._wire.black_box_messages import step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, control_pb2
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.server.grpc_server import GrpcServer

@@ -17,11 +17,11 @@ import pytest
 import zstandard
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.npy_arrays import view_npy_array
 from support.slab_agents import wait_until
 
 from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._codec.file_codec import get_codec
-from rankdump._core import npy_format
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
@@ -41,7 +41,7 @@ def tensors(root: Path, rank: int = 0) -> list[Path]:
 
 def load(path: Path) -> np.ndarray:
     if path.suffix == ".zst":
-        return npy_format.view_npy_array(
+        return view_npy_array(
             bytes(get_codec("zstd").decode(path.read_bytes(), limit_bytes=1 << 30))
         )
     return np.load(path)

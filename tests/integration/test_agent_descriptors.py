@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from support.slab_agents import SMALL, counts
 
-from rankdump._core.record import SPACE_REASONS
+from rankdump._core.drop_reasons import SPACE_REASONS
 
 WAIT_S = 300
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.event_lists import list_events
 from support.stub_coordinator import StubCoordinator
 
 from rankdump._core.black_box import FaultKind, RankStep
@@ -182,7 +183,7 @@ def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
     assert (timeouts.rank, timeouts.timeouts.variables["HCCL_EXEC_TIMEOUT"]) == (3, "1800")
     assert coordinator.positions("s") == list(range(11 * 4096))
     (first, *_) = coordinator.columns
-    assert first[2].to_events()[:5] == events(0, 5).to_events()
+    assert list_events(first[2])[:5] == list_events(events(0, 5))
     assert all(len(r.SerializeToString()) < 4 << 20 for r in reports)
     balances = [r for r in reports if r.iterations]
     assert [b.iterations[0].stall_us for b in balances] == [5]
@@ -224,10 +225,10 @@ def test_names_are_sent_once_a_stream(agent, coordinator, monkeypatch):
     *_, before, last = coordinator.reports
     assert before.texts.first > 0
     assert last.texts.first == 0
-    assert [e.name for e in coordinator.columns[-2][2].to_events()] == [
+    assert [e.name for e in list_events(coordinator.columns[-2][2])] == [
         f"other{n}" for n in range(900)
     ]
-    assert coordinator.columns[-1][2].to_events() == events(0, 10).to_events()
+    assert list_events(coordinator.columns[-1][2]) == list_events(events(0, 10))
 
 
 def test_items_are_kept_and_resent_until_stored(agent, coordinator):

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from support.npy_arrays import view_npy_array as npy_array
 from support.slab_agents import wait_until
 
 from rankdump._binfile import bin_file
@@ -21,7 +22,6 @@ from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump._core.manifest import Manifest
-from rankdump._core.npy_format import view_npy_array as npy_array
 from rankdump._core.plan import ContentSettings, DeliverySettings
 from rankdump._layout import statistic_tables
 from rankdump._layout.tree_layouts import LAYOUTS

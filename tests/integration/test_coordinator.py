@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from support.coordinator_host import CoordinatorHost
+from support.event_lists import list_events
 from support.reporting_agent import PATIENCE_S, ReportedJob, ReportingAgent
 
 from rankdump._core.events import (
@@ -150,7 +151,7 @@ def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
     agent.events(job, 0, job.events(0, 0))
     ahead = pb.ClockEstimate(offset_us=1_000_000, error_us=10, steps=1, known=True)
     agent.exchange(agent.items[0], sequence=1, clock=ahead)
-    (event,) = job.events(0, 0).to_events()
+    (event,) = list_events(job.events(0, 0))
     (entry,) = host.order()[0]
     assert entry.start_us == event.start_us + 1_000_000
     (status,) = host.status().agents

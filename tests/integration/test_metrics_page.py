@@ -31,12 +31,13 @@ from rankdump.errors import ConfigError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.session import registry
+from rankdumpd.composition import _DaemonProcess
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.main import main as rankdumpd
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.metrics import MetricCounters
-from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics, build_metrics
+from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics
 from rankdumpd.settings import CoordinatorSettings, DaemonSettings, MetricsSettings, TlsSettings
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -172,10 +173,13 @@ def test_counters_do_not_fall_when_sessions_are_removed(
 
 def test_metrics_page_is_off_by_default_and_loopback_without_tls():
     """Nothing listens by default, and without TLS only this host is served."""
-    _, none = build_metrics(DaemonSettings(), MetricCounters())
-    assert none == ()
-    settings = DaemonSettings(metrics=MetricsSettings(listen=HERE))
-    (endpoint,) = build_metrics(settings, MetricCounters())[1]
+
+    def build_page(settings: DaemonSettings) -> tuple[MetricsEndpoint, ...]:
+        process = _DaemonProcess(settings, lambda environ: settings)
+        return process.build_page(ProcessMetrics(()), (), explain_fault=str)
+
+    assert build_page(DaemonSettings()) == ()
+    (endpoint,) = build_page(DaemonSettings(metrics=MetricsSettings(listen=HERE)))
     endpoint.stop()
     for address in ("0.0.0.0:0", "example.org:9", "127.0.0.1", "127.0.0.1:x", "[::]:1"):
         with pytest.raises(ConfigError, match=r"metrics\.listen"):
@@ -197,7 +201,8 @@ def test_failing_metric_source_leaves_the_others(page_of):
     def broken():
         raise OSError("gone")
 
-    counters = MetricCounters("rankdump_agent_")
+    counters = MetricCounters()
+    counters.start_at_zero("rankdump_agent_")
     found = page_of(broken, counters.samples).samples()
     assert of(found, "rankdump_agent_iterations_total") == 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
+from support.event_lists import list_events
 
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
@@ -252,7 +253,7 @@ def kinds(running: RunningFakeAgent) -> list[str | None]:
 def event_names(running: RunningFakeAgent) -> list[str]:
     """The names of all events."""
     batches = map(events_from_wire, bodies(running, "events"))
-    return [event.name for batch in batches for event in batch.to_events()]
+    return [event.name for batch in batches for event in list_events(batch)]
 
 
 def plan(tmp_path: Path, **delivery) -> DumpPlan:

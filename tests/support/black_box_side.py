@@ -13,12 +13,12 @@ from rankdump._core.record import TensorKind
 from rankdump._recorder.black_box_recorder import BlackBoxRecorder
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import (
+    StepTensorAssembler,
     check_new_kinds,
     fault_notice_from_wire,
     step_state_from_wire,
 )
 from rankdump._wire.session_messages import kind_from_wire
-from rankdump._wire.step_tensor_messages import StepTensorAssembler
 
 
 @dataclass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from support.event_lists import list_events
 
+from rankdump._core.drop_reasons import DROP_REASONS
 from rankdump._core.events import EventColumns, EventKind, RankEvent
-from rankdump._core.record import DROP_REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
 uint63 = st.integers(0, 2**63 - 1)
@@ -29,10 +30,10 @@ def sent(message, kind):
 
 def same_columns(left: EventColumns, right: EventColumns) -> bool:
     """Compare two batches by what they say."""
-    return (left.names, left.groups, left.to_events()) == (
+    return (left.names, left.groups, list_events(left)) == (
         right.names,
         right.groups,
-        right.to_events(),
+        list_events(right),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.agent_double import RunningFakeAgent, bodies
+from support.event_lists import list_events
 
 import rankdump
 from rankdump._core.events import OPEN_END_POSITION, EventKind, RankEvent
@@ -181,7 +182,7 @@ def test_waiting_collective_is_sent_while_it_waits(tmp_path, socket_folder) -> N
 
     def told(rank: int) -> list[RankEvent]:
         batches = bodies(agents[rank], "events")
-        found = [event for batch in batches for event in events_from_wire(batch).to_events()]
+        found = [event for batch in batches for event in list_events(events_from_wire(batch))]
         return [event for event in found if event.kind is EventKind.ALL_REDUCE]
 
     def wait() -> None:

@@ -16,7 +16,7 @@ from rankdump._core.events import Finding
 from rankdump._core.status import OrderEntry, StatusView
 from rankdump._core.timeouts import TimeoutHint
 from rankdump._wire import status_messages
-from rankdump._wire.channel import explain_unavailable, make_error, open_channel
+from rankdump._wire.channel import explain_failure, open_channel
 from rankdump.errors import RejectedError, UnavailableError, UnsupportedError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
@@ -120,10 +120,9 @@ def _open_channel(address: str, who: str) -> Generator[grpc.Channel, None, None]
         try:
             yield channel
         except grpc.RpcError as failure:
-            error = make_error(failure)
+            error = explain_failure(failure, address, own)
             if isinstance(error, UnavailableError):
-                cause = explain_unavailable(error, address, own)
-                raise UnavailableError(f"no {who} answers at {address}: {cause}") from None
+                raise UnavailableError(f"no {who} answers at {address}: {error}") from None
             if isinstance(error, UnsupportedError):
                 raise RejectedError(
                     f"the daemon at {address} is no {who}, or one of an earlier release: {error}"

@@ -33,7 +33,7 @@ from rankdump._cli.signal_handlers import handle_signals
 from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_config, run_twice
 from rankdump._config import config_file
 from rankdump._config.output_path import BASELINE_VARIABLE, OUTPUT_VARIABLE
-from rankdump._config.own_config import BLACK_BOX_VARIABLE, is_black_box_forced
+from rankdump._config.rankdump_section import BLACK_BOX_VARIABLE, is_black_box_forced
 from rankdump._core.events import Finding
 from rankdump._core.input_perturbation import PERTURB_VARIABLE, PERTURBATIONS
 from rankdump._core.plan import DumpPlan, IterationSelection

@@ -38,7 +38,6 @@ from rankdump._config.config_section import ConfigNotes, ConfigSection, describe
 from rankdump._config.output_path import PathProbe
 from rankdump._config.rankdump_section import (
     add_optimizer_states,
-    complete_content,
     parse_rankdump_section,
 )
 from rankdump._core.plan import (
@@ -245,7 +244,6 @@ def parse_acl_config(
         root = acl_section.parse_dump_path(dump, environ, probe) if dump.values else ""
         selection, content = _parse_data_dump(dump, words, environ)
         layout = "cann"
-    enabled = selection is not None
     own = parse_rankdump_section(
         body,
         file=file,
@@ -257,15 +255,12 @@ def parse_acl_config(
         ),
         notes=notes,
     )
-    return DumpPlan(
-        output=own.output,
-        selection=add_optimizer_states(selection or TensorSelection(), own, notes),
-        content=complete_content(content, own, notes),
-        delivery=own.delivery,
-        black_box=own.black_box,
+    return own.make_plan(
+        add_optimizer_states(selection or TensorSelection(), own, notes),
+        content,
         dialect="acl",
-        warnings=notes.texts,
-        enabled=enabled,
+        notes=notes,
+        enabled=selection is not None,
     )
 
 

@@ -100,7 +100,7 @@ def read_texts(section: ConfigSection, key: str) -> tuple[str, ...]:
     values = _read_array(section, key)
     for index, value in enumerate(values):
         if not isinstance(value, str):
-            raise _make_element_error(section, f"{key}[{index}]", value, "a string")
+            raise section.make_part_error(f"{key}[{index}]", value, f"a string ({WRONG_TYPE})")
     return tuple(cast("list[str]", values))
 
 
@@ -108,11 +108,10 @@ def read_objects(section: ConfigSection, key: str) -> tuple[ConfigSection, ...]:
     """Return an array of objects, each a section; empty when it is missing."""
     found: list[ConfigSection] = []
     for index, value in enumerate(_read_array(section, key)):
-        if not isinstance(value, dict):
-            raise _make_element_error(section, f"{key}[{index}]", value, "an object")
-        values = cast("dict[str, object]", value)
-        name = f"{section.name}.{key}[{index}]"
-        found.append(ConfigSection(section.file, name, values, section.notes))
+        part = section.make_part(f"{key}[{index}]", value)
+        if part is None:
+            raise section.make_part_error(f"{key}[{index}]", value, f"an object ({WRONG_TYPE})")
+        found.append(part)
     return tuple(found)
 
 
@@ -123,12 +122,6 @@ def _read_array(section: ConfigSection, key: str) -> list[object]:
     if not isinstance(values, list):
         raise make_coded_error(section, key, "an array", WRONG_TYPE)
     return cast("list[object]", values)
-
-
-def _make_element_error(
-    section: ConfigSection, place: str, value: object, allowed: str
-) -> ConfigError:
-    return ConfigError(section.file, f"{section.name}.{place}", value, f"{allowed} ({WRONG_TYPE})")
 
 
 WATCHER_SCENE = "watcher"
@@ -196,9 +189,8 @@ def parse_acl_words(dump: ConfigSection) -> AclWords:
         _check_word(dump, "dump_kernel_data", kind, _KERNEL_DATA_WORDS, given=True)
     for index, name in enumerate(read_texts(dump, "dump_stats")):
         if name not in STATISTICS_BY_WORD:
-            place = f"{dump.name}.dump_stats[{index}]"
             allowed = f"{format_choices(tuple(STATISTICS_BY_WORD))} ({UNKNOWN_WORD})"
-            raise ConfigError(dump.file, place, name, allowed)
+            raise dump.make_part_error(f"dump_stats[{index}]", name, allowed)
     return AclWords(
         mode=found["dump_mode"] or "output",
         data=found["dump_data"] or "tensor",
@@ -301,7 +293,6 @@ def make_disabled_root(environ: Mapping[str, str], file: str, probe: PathProbe) 
 
 
 # MindSpore's `iteration` looks like `dump_step`, but its parts are not checked.
-# MindSpore's `iteration` looks like `dump_step`, but its parts are not checked.
 STEP_FORM = 'numbers and ranges without blanks as "0|5-8|100-120"'
 MAX_STEP_PARTS = 100
 _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -346,15 +337,6 @@ _DEFAULT_ITEMS = (
     "negative inf count",
     "positive inf count",
 )
-_ITEM_ORDER = (
-    "max",
-    "min",
-    "avg",
-    "nan count",
-    "negative inf count",
-    "positive inf count",
-    "l2norm",
-)
 
 
 def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSettings:
@@ -364,7 +346,7 @@ def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSetting
     """
     if data != "stats":
         return ContentSettings()
-    columns = tuple(item for item in _ITEM_ORDER if item in chosen)
+    columns = tuple(item for item in STATISTICS_BY_WORD.values() if item in chosen)
     default = not columns or {*columns, "count"} == {*_DEFAULT_ITEMS}
     items = _DEFAULT_ITEMS if default else ("count", *columns)
     return ContentSettings(saved="statistic", statistics=items, tables="operator")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
-from rankdump._config import acl_config, mindspore_config, own_config, tensorflow_config
+from rankdump._config import acl_config, mindspore_config, rankdump_section, tensorflow_config
 from rankdump._config.config_section import ConfigNotes
 from rankdump._config.output_path import PathFacts, replace_baseline
 from rankdump._core.plan import DumpPlan
@@ -95,10 +95,13 @@ def examine_path(path: str) -> PathFacts:
         return PathFacts(absolute)
 
 
-_ACL_PARSER: DialectParser = partial(acl_config.parse_acl_config, probe=examine_path)
+make_acl_plan: DialectParser = partial(acl_config.parse_acl_config, probe=examine_path)
+"""Returns the plan of an `acl.json`, which need not have the section `dump`."""
+make_dump_config_plan = partial(tensorflow_config.parse_dump_config, probe=examine_path)
+"""Returns the plan of the arguments of TF Adapter's `DumpConfig`."""
 _PARSERS_BY_KEY: dict[str, DialectParser] = {
     "common_dump_settings": mindspore_config.parse_mindspore_config,
-    "dump": _ACL_PARSER,
+    "dump": make_acl_plan,
 }
 """By the key that no other dialect has."""
 
@@ -122,13 +125,13 @@ def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, 
         parse = _find_parser(document)
         if parse is not None:
             plan = parse(document, file=file, environ=environ, notes=notes)
-            return own_config.force_black_box(replace_baseline(plan, environ), environ), data
+            return rankdump_section.force_black_box(replace_baseline(plan, environ), environ), data
     raise ConfigError(file, next(iter(_PARSERS_BY_KEY)), MISSING_VALUE, _KNOWN_FORMATS)
 
 
 def _find_parser(document: Mapping[str, object]) -> DialectParser | None:
-    if own_config.is_own_config(document):
-        return own_config.parse_own_config
+    if rankdump_section.is_own_config(document):
+        return rankdump_section.parse_own_config
     return next((parse for key, parse in _PARSERS_BY_KEY.items() if key in document), None)
 
 
@@ -138,9 +141,9 @@ def make_black_box_plan(environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
     ConfigError without RANKDUMP_OUTPUT.
     """
     data = b'{"rankdump": {"blackbox": true}}'
-    file = own_config.BLACK_BOX_VARIABLE
+    file = rankdump_section.BLACK_BOX_VARIABLE
     body = cast("dict[str, object]", json.loads(data))
-    plan = own_config.parse_own_config(body, file=file, environ=environ, notes=ConfigNotes())
+    plan = rankdump_section.parse_own_config(body, file=file, environ=environ, notes=ConfigNotes())
     return plan, data
 
 
@@ -165,15 +168,3 @@ def parse_acl_document(data: bytes, *, file: str, notes: ConfigNotes) -> dict[st
     if not isinstance(body, dict):
         raise ConfigError(file, "", body, "one JSON object (EP0004)")
     return cast("dict[str, object]", body)
-
-
-def make_acl_plan(
-    body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
-) -> DumpPlan:
-    """Return the plan of an `acl.json`, which need not have the section `dump`."""
-    return _ACL_PARSER(body, file=file, environ=environ, notes=notes)
-
-
-def make_dump_config_plan(values: Mapping[str, object]) -> DumpPlan:
-    """Return the plan of the arguments of TF Adapter's `DumpConfig`."""
-    return tensorflow_config.parse_dump_config(values, probe=examine_path)

@@ -87,11 +87,20 @@ class ConfigSection:
             raise ConfigError(file, name, values, "an object")
         return ConfigSection(file, name, cast("dict[str, object]", values), notes)
 
+    def make_part(self, place: str, value: object) -> ConfigSection | None:
+        """Return the section at a key, or at an element of it; None when it is not an object."""
+        if not isinstance(value, dict):
+            return None
+        values = cast("dict[str, object]", value)
+        return ConfigSection(self.file, f"{self.name}.{place}", values, self.notes)
+
     def make_error(self, key: str, allowed: str) -> ConfigError:
         """Return the error for the value of a key, with what is allowed."""
-        return ConfigError(
-            self.file, f"{self.name}.{key}", self.values.get(key, MISSING_VALUE), allowed
-        )
+        return self.make_part_error(key, self.values.get(key, MISSING_VALUE), allowed)
+
+    def make_part_error(self, place: str, value: object, allowed: str) -> ConfigError:
+        """Return the error for an element of a key's value, with what is allowed."""
+        return ConfigError(self.file, f"{self.name}.{place}", value, allowed)
 
     def add_note(self, key: str, reason: str, part: object = MISSING_VALUE) -> None:
         """Add a note on a key's value, or on a part of it."""
@@ -103,6 +112,13 @@ class ConfigSection:
         for key, text in allowed.items():
             if key not in self.values:
                 raise self.make_error(key, text)
+
+    def reject_unknown_keys(self, known: Sequence[str]) -> None:
+        """Raise for the first key that is not known, with the nearest one that is."""
+        for key in self.values:
+            if key not in known:
+                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+                raise self.make_error(key, f"{', '.join(known)}; nearest: {nearest}")
 
     def read_count(self, key: str, allowed: str, default: int | None = None) -> int:
         """Return an unsigned integer of 32 bits.
@@ -154,6 +170,13 @@ class ConfigSection:
         if not isinstance(value, list):
             raise self.make_error(key, allowed)
         return cast("list[object]", value)
+
+    def read_integer(self, key: str, low: int, high: int, *, allowed: str, default: int) -> int:
+        """Return an integer within the limits."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.make_error(key, allowed)
+        return value
 
     def read_number(
         self, key: str, *, low: float, high: float, allowed: str, default: float

@@ -1,18 +1,20 @@
 """Section `rankdump` of a configuration file: how the tree is packed and delivered, and what is
 recorded that no dialect has a key for, with the watch rules of the black box. Pure. MindSpore
 ignores keys it does not know, so one file serves both; here an unknown key is an error.
+
+A file with this section alone selects no tensor: a job that uses it has a black box and nothing
+else.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
-from rankdump._config.output_path import tidy_path
+from rankdump._config.output_path import parse_output_root, tidy_path
 from rankdump._core.plan import (
     MAX_RING_STEPS,
     MAX_ROOT_CHARACTERS,
@@ -20,7 +22,9 @@ from rankdump._core.plan import (
     BlackBoxSettings,
     ContentSettings,
     DeliverySettings,
+    DumpPlan,
     FullBufferPolicy,
+    IterationSelection,
     OutputSettings,
     TensorSelection,
 )
@@ -94,6 +98,27 @@ class RankdumpSettings(NamedTuple):
     """Root of an earlier tree, whose tensors are not stored again; empty for none."""
     black_box: BlackBoxSettings
 
+    def make_plan(
+        self,
+        selection: TensorSelection,
+        content: ContentSettings,
+        *,
+        dialect: str,
+        notes: ConfigNotes,
+        enabled: bool = True,
+    ) -> DumpPlan:
+        """Return the plan of a dialect with what this section adds; the notes are its warnings."""
+        return DumpPlan(
+            output=self.output,
+            selection=selection,
+            content=_complete_content(content, self, notes),
+            delivery=self.delivery,
+            black_box=self.black_box,
+            dialect=dialect,
+            warnings=notes.texts,
+            enabled=enabled,
+        )
+
 
 def parse_rankdump_section(
     body: Mapping[str, object],
@@ -110,7 +135,7 @@ def parse_rankdump_section(
     section = ConfigSection.from_body(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
     )
-    _check_keys(section)
+    section.reject_unknown_keys(_KEYS)
     return RankdumpSettings(
         _parse_output(section, output, select_layout),
         _parse_delivery(section),
@@ -134,7 +159,7 @@ def add_optimizer_states(
     return replace(selection, optimizer_states=True)
 
 
-def complete_content(
+def _complete_content(
     content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
 ) -> ContentSettings:
     """Return the content with fingerprints, run cards and a baseline, as far as the section asks
@@ -152,13 +177,6 @@ def complete_content(
         run_card=settings.run_card,
         baseline=settings.baseline,
     )
-
-
-def _check_keys(section: ConfigSection) -> None:
-    for key in section.values:
-        if key not in _KEYS:
-            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
-            raise section.make_error(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
 
 
 def _parse_baseline(section: ConfigSection) -> str:
@@ -202,7 +220,13 @@ def _parse_delivery(section: ConfigSection) -> DeliverySettings:
             allowed=f"seconds from 0 to {MAX_BLOCK_TIMEOUT_S}",
             default=default.block_timeout_s,
         ),
-        buffer_bytes=_parse_buffer_bytes(section, default.buffer_bytes),
+        buffer_bytes=section.read_integer(
+            "buffer_bytes",
+            1,
+            MAX_BUFFER_BYTES,
+            allowed=f"whole bytes from 1 to {MAX_BUFFER_BYTES}",
+            default=default.buffer_bytes,
+        ),
         durability=cast("Literal['written', 'synced']", durability),
         strict=section.read_flag("strict", default.strict),
         shared_memory=section.read_flag("shared_memory", default.shared_memory),
@@ -217,21 +241,13 @@ def _parse_delivery(section: ConfigSection) -> DeliverySettings:
     )
 
 
-def _parse_buffer_bytes(section: ConfigSection, default: int) -> int:
-    value = section.values.get("buffer_bytes", default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUFFER_BYTES:
-        raise section.make_error("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
-    return value
-
-
 def _parse_black_box(section: ConfigSection) -> BlackBoxSettings:
     value = section.values.get(BLACK_BOX_KEY, False)
     if isinstance(value, bool):
         return BlackBoxSettings(DEFAULT_RING_STEPS if value else 0)
-    if not isinstance(value, dict):
+    own = section.make_part(BLACK_BOX_KEY, value)
+    if own is None:
         raise section.make_error(BLACK_BOX_KEY, "true, false or an object")
-    name = f"{section.name}.{BLACK_BOX_KEY}"
-    own = ConfigSection(section.file, name, cast("dict[str, object]", value), section.notes)
     default = BlackBoxSettings(DEFAULT_RING_STEPS)
     for key in own.values:
         if key not in _BLACK_BOX_KEYS:
@@ -286,18 +302,13 @@ def parse_watch_rules(section: ConfigSection) -> tuple[WatchRule, ...]:
 
 def _parse_rule(section: ConfigSection, place: int, body: object) -> WatchRule:
     key = f"{WATCH_KEY}[{place}]"
-    holder = ConfigSection(section.file, section.name, {key: body}, section.notes)
-    if not isinstance(body, dict):
-        raise holder.make_error(key, f"an object with {', '.join(_RULE_KEYS)}")
-    values = cast("dict[str, object]", body)
-    rule = ConfigSection(section.file, f"{section.name}.{key}", values, section.notes)
-    for name in values:
-        if name not in _RULE_KEYS:
-            nearest = difflib.get_close_matches(name, _RULE_KEYS, n=1, cutoff=0.0)[0]
-            raise rule.make_error(name, f"{', '.join(_RULE_KEYS)}; nearest: {nearest}")
+    rule = section.make_part(key, body)
+    if rule is None:
+        raise section.make_part_error(key, body, f"an object with {', '.join(_RULE_KEYS)}")
+    rule.reject_unknown_keys(_RULE_KEYS)
     when = cast("WatchCondition", rule.read_choice("when", WATCH_CONDITIONS))
     do = cast("WatchAction", rule.read_choice("do", WATCH_ACTIONS, default="note"))
-    if do != "dump" and "iterations" in values:
+    if do != "dump" and "iterations" in rule.values:
         raise rule.make_error("iterations", "no number: the action dump alone has one")
     return WatchRule(
         when=when,
@@ -334,9 +345,52 @@ def _parse_value(rule: ConfigSection, when: WatchCondition) -> float:
 
 def _parse_steps(rule: ConfigSection, key: str, least: int) -> int:
     allowed = f"a whole number of {key} from {least} to {MAX_RULE_STEPS}"
-    value = rule.values.get(key, least)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise rule.make_error(key, allowed)
-    if not least <= value <= MAX_RULE_STEPS:
-        raise rule.make_error(key, allowed)
-    return value
+    return rule.read_integer(key, least, MAX_RULE_STEPS, allowed=allowed, default=least)
+
+
+_PATH_KEY = "path"
+BLACK_BOX_VARIABLE = "RANKDUMP_BLACKBOX"
+"""With any text but `0`, a job has a black box, whatever its configuration says."""
+
+
+def is_black_box_forced(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment switches the black box on."""
+    return environ.get(BLACK_BOX_VARIABLE, "0") not in ("", "0")
+
+
+def force_black_box(plan: DumpPlan, environ: Mapping[str, str]) -> DumpPlan:
+    """Return the plan with a black box, if the environment switches one on."""
+    if plan.black_box.steps or not is_black_box_forced(environ):
+        return plan
+    return replace(plan, black_box=BlackBoxSettings(DEFAULT_RING_STEPS))
+
+
+def is_own_config(body: Mapping[str, object]) -> bool:
+    """Return whether a document has the section `rankdump` and no other."""
+    return tuple(body) == (RANKDUMP_SECTION,)
+
+
+def parse_own_config(
+    body: Mapping[str, object],
+    *,
+    file: str,
+    environ: Mapping[str, str],
+    notes: ConfigNotes,
+) -> DumpPlan:
+    """Return the plan; `rankdump.path` is the root of the tree, unless RANKDUMP_OUTPUT names it."""
+    section = ConfigSection.from_body(body, RANKDUMP_SECTION, file=file, notes=notes)
+    rest = {key: value for key, value in section.values.items() if key != _PATH_KEY}
+    own = parse_rankdump_section(
+        {RANKDUMP_SECTION: rest},
+        file=file,
+        output=OutputSettings(parse_output_root(section, environ)),
+        notes=notes,
+    )
+    if not own.black_box.steps:
+        notes.add(RANKDUMP_SECTION, section.values, "selects no tensor and has no blackbox")
+    return own.make_plan(
+        TensorSelection(iterations=IterationSelection("none", ())),
+        ContentSettings(),
+        dialect="rankdump",
+        notes=notes,
+    )

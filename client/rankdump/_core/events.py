@@ -34,6 +34,12 @@ class EventKind(IntEnum):
         """Whether every member of the group takes part."""
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
+    @property
+    def other_end(self) -> EventKind | None:
+        """Kind of the event at the other end of a message; None for no message."""
+        ends = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
+        return ends.get(self)
+
 
 class CallOutcome(IntEnum):
     """How a collective or message ended on a rank; the numbers are those on the wire."""
@@ -191,14 +197,6 @@ class EventColumns:
                 values = [table.setdefault(text, len(table)) for text in values]
             columns[field] = np.array(values, dtype=code)
         return EventColumns(tuple(table), groups, columns)
-
-    def to_events(self) -> list[RankEvent]:
-        """Return the events one by one; for tests and small batches."""
-        lists = {field: column.tolist() for field, column in self.columns.items()}
-        for field in TEXT_COLUMNS:
-            lists[field] = [self.names[index] for index in lists[field]]
-        lists["kind"] = [EventKind(kind) for kind in lists["kind"]]
-        return [RankEvent(**dict(zip(lists, row))) for row in zip(*lists.values())]  # noqa: B905
 
 
 class FindingKind(str, Enum):

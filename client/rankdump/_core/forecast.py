@@ -56,6 +56,9 @@ class DumpSize:
         return self.files + self.folders
 
 
+_NOTHING = DumpSize()
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedDump:
     """Sizes measured in a dump."""
@@ -89,6 +92,19 @@ class DiskCapacity:
     def usable_inodes(self) -> int | None:
         """Inodes that a dump may take; None where there is no limit."""
         return max(0, self.free_inodes) if self.total_inodes else None
+
+    def count_fitting(self, each: DumpSize, once: DumpSize = _NOTHING) -> int:
+        """Return how many times a size fits beside another one."""
+        fitting = _count_times(self.usable_bytes - once.disk_bytes, each.disk_bytes)
+        if self.usable_inodes is None:
+            return fitting
+        return min(fitting, _count_times(self.usable_inodes - once.inodes, each.inodes))
+
+
+def _count_times(left: int, each: int) -> int:
+    if left < 0:
+        return 0
+    return left // each if each else _MAX_COUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +152,7 @@ def forecast_dump(
     """
     count = 1 if iterations is None else iterations
     every, once = multiply_size(observed.per_iteration, count), observed.per_job
-    fitting = _count_fitting(observed, capacity)
+    fitting = capacity.count_fitting(observed.per_iteration, observed.per_job)
     reason = "" if count <= fitting else _explain_shortage(observed, count, capacity)
     return DumpForecast(
         iterations=iterations,
@@ -205,21 +221,6 @@ def _set_longest_times(taken: DumpSize, some: Sequence[DumpSize]) -> DumpSize:
         stall_us=max((each.stall_us for each in some), default=0),
         wall_us=max((each.wall_us for each in some), default=0),
     )
-
-
-def _count_fitting(observed: ObservedDump, capacity: DiskCapacity) -> int:
-    each, once = observed.per_iteration, observed.per_job
-    fitting = _count_times(capacity.usable_bytes - once.disk_bytes, each.disk_bytes)
-    inodes = capacity.usable_inodes
-    return (
-        fitting if inodes is None else min(fitting, _count_times(inodes - once.inodes, each.inodes))
-    )
-
-
-def _count_times(left: int, each: int) -> int:
-    if left < 0:
-        return 0
-    return left // each if each else _MAX_COUNT
 
 
 def _explain_shortage(observed: ObservedDump, count: int, capacity: DiskCapacity) -> str:
@@ -349,7 +350,7 @@ def _describe_limit(needs: Sequence[JobNeed], limit: _SpaceLimit) -> Iterator[st
     for need in needs:
         if not need.iterations:
             each = _make_dump_size(need, limit)
-            fitting = _count_fitting_within(each, None, limit)
+            fitting = limit.capacity.count_fitting(each)
             if fitting < FEW_ITERATIONS:
                 who = f"job {need.job_id}: each iteration needs"
                 yield (
@@ -359,14 +360,14 @@ def _describe_limit(needs: Sequence[JobNeed], limit: _SpaceLimit) -> Iterator[st
     whole = sum_sizes(
         multiply_size(_make_dump_size(need, limit), need.iterations) for need in ending
     )
-    if not ending or _count_fitting_within(whole, 1, limit):
+    if not ending or limit.capacity.count_fitting(whole):
         return
     if len(ending) > 1:
         names = ", ".join(dict.fromkeys(need.job_id for need in ending))
         yield _describe_shortage(f"jobs {names}: their iterations to come need", whole, limit)
         return
     for need in ending:
-        fitting = _count_fitting_within(_make_dump_size(need, limit), need.iterations, limit)
+        fitting = limit.capacity.count_fitting(_make_dump_size(need, limit))
         more = f"{need.iterations:,} more iteration{'' if need.iterations == 1 else 's'}"
         verb = "needs" if need.iterations == 1 else "need"
         yield (
@@ -378,10 +379,6 @@ def _describe_limit(needs: Sequence[JobNeed], limit: _SpaceLimit) -> Iterator[st
 def _make_dump_size(need: JobNeed, limit: _SpaceLimit) -> DumpSize:
     disk_bytes = need.bytes_stored if limit.tensors_only else need.disk_bytes
     return DumpSize(files=need.inodes, bytes_stored=need.bytes_stored, disk_bytes=disk_bytes)
-
-
-def _count_fitting_within(each: DumpSize, count: int | None, limit: _SpaceLimit) -> int:
-    return forecast_dump(ObservedDump(1, 1, each, DumpSize()), count, limit.capacity).fitting
 
 
 def _describe_shortage(who: str, needed: DumpSize, limit: _SpaceLimit, *, short: int = 1) -> str:

@@ -46,29 +46,15 @@ class LayoutDeclaration:
 
     def make_layout(self, shape: tuple[int, ...]) -> TensorLayout | str:
         """Return the layout of a tensor of that shape, or what contradicts it."""
-        found = make_block_layout(
-            LayoutSource.USER,
-            self.global_shape,
-            shape,
-            self.mesh,
-            self.coordinate,
-            self.placements,
-            self.logical_name,
-        )
-        if self.global_offset is not None:
-            found = TensorLayout(
-                LayoutSource.USER,
-                self.global_shape,
-                self.global_offset,
-                self.mesh,
-                self.coordinate,
-                self.placements,
-                logical_name=self.logical_name,
-            )
+        source, whole, name = LayoutSource.USER, self.global_shape, self.logical_name
+        place = (self.mesh, self.coordinate, self.placements)
+        if self.global_offset is None:
+            found = make_block_layout(source, whole, shape, *place, name)
+        else:
+            found = TensorLayout(source, whole, self.global_offset, *place, logical_name=name)
         if found is None:
             cuts = ", ".join(map(str, self.placements)) or "no placement"
-            whole = list(self.global_shape)
-            return f"shape {list(shape)} is not that of a part of {whole} under {cuts}"
+            return f"shape {list(shape)} is not that of a part of {list(whole)} under {cuts}"
         return find_layout_fault(found, shape) or found
 
 

@@ -278,9 +278,9 @@ def _parse_records(
         raise ValueError(f"a record has the unknown field {min(extra)[:60]!r}")
     columns["shape"] = list(map(tuple, columns["shape"]))
     if "layout" in present:
-        columns["layout"] = [_get_layout(number, layouts) for number in columns["layout"]]
+        columns["layout"] = [_get_at("layout", at, layouts, None) for at in columns["layout"]]
     if "baseline" in present:
-        columns["baseline"] = [_get_baseline(place, baselines) for place in columns["baseline"]]
+        columns["baseline"] = [_get_at("baseline", at, baselines, "") for at in columns["baseline"]]
     return tuple(map(ManifestRecord._make, zip(*columns.values(), strict=True)))
 
 
@@ -291,16 +291,11 @@ def _read_column(bodies: list[Any], name: str) -> list[Any]:
     return [body[name] for body in bodies]
 
 
-def _get_layout(number: int | None, layouts: Sequence[TensorLayout]) -> TensorLayout | None:
-    if number is not None and number >= len(layouts):
-        raise ValueError(f"a record has layout {number}, and the manifest has {len(layouts)}")
-    return None if number is None else layouts[number]
-
-
-def _get_baseline(number: int | None, baselines: Sequence[str]) -> str:
-    if number is not None and number >= len(baselines):
-        raise ValueError(f"a record has baseline {number}, and the manifest has {len(baselines)}")
-    return "" if number is None else baselines[number]
+def _get_at(what: str, number: int | None, listed: Sequence[object], without: object) -> object:
+    """Return the element that a record refers to, or what stands for none."""
+    if number is not None and number >= len(listed):
+        raise ValueError(f"a record has {what} {number}, and the manifest has {len(listed)}")
+    return without if number is None else listed[number]
 
 
 @cache

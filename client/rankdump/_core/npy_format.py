@@ -46,10 +46,7 @@ class NpyHeader:
     @property
     def data_bytes(self) -> int:
         """Bytes of the elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * np.dtype(self.descr).itemsize
+        return math.prod(self.shape) * np.dtype(self.descr).itemsize
 
 
 @lru_cache(maxsize=1024)
@@ -154,11 +151,6 @@ def _format_extents(extents: list[object]) -> str:
 
 def _is_extent(number: int) -> bool:
     return not isinstance(number, bool) and 0 <= number < 1 << 63
-
-
-def view_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array of a whole npy file as a read-only view of its bytes."""
-    return view_array_behind_header(parse_npy_header(data), data)
 
 
 def view_array_behind_header(head: NpyHeader, data: bytes | memoryview) -> npt.NDArray[Any]:

@@ -37,7 +37,6 @@ _MASTER_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("MS_SCHED_HOST", "MS_SCHED
 _NODE_COUNT_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # Step numbers from here on are Slurm's own, such as that of a batch script (slurm.h).
 _MIN_SLURM_OWN_STEP = 0xFFFFFFF0
-_LAUNCHED_VARIABLES = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 # Lightning gives both to the ranks that the first one of a host starts, but no number of the rank.
 _LOCAL_RANK_VARIABLE = "LOCAL_RANK"
 _NODE_RANK_VARIABLE = "NODE_RANK"
@@ -100,7 +99,7 @@ def find_launcher(environ: Mapping[str, str], *, world_size: int) -> JobLauncher
     """
     if world_size <= 1 and not environ.get(_ELASTIC_VARIABLE):
         return _read_process(os.getpid())
-    variable = next((name for name in _LAUNCHED_VARIABLES if environ.get(name)), "")
+    variable = next((name for name in _RANK_VARIABLES if environ.get(name)), "")
     found = _read_process(os.getppid())
     if not variable and environ.get(_NODE_RANK_VARIABLE) and not _is_spawned():
         variable, found = _LOCAL_RANK_VARIABLE, _read_process(os.getpid())
@@ -227,8 +226,7 @@ def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
 
 def find_restarts(environ: Mapping[str, str]) -> int | None:
     """Return how often torchrun had restarted all ranks; None without its count."""
-    text = environ.get(_RESTART_VARIABLE, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    return _parse_number(environ.get(_RESTART_VARIABLE, ""))
 
 
 def find_process_group() -> tuple[int, int] | None:
@@ -252,13 +250,15 @@ def read_timeout_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_number(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        text = environ.get(name, "")
-        if text:
-            if not (text.isascii() and text.isdigit() and len(text) < 10):
-                raise ConfigError("environment", name, text, "a whole number from 0")
-            return int(text)
-    return default
+    name = next(filter(environ.get, names), "")
+    number = _parse_number(environ[name]) if name else default
+    if number is None:
+        raise ConfigError("environment", name, environ[name], "a whole number from 0")
+    return number
+
+
+def _parse_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def make_session_request(

@@ -1,10 +1,8 @@
 """Identity of records: the key of a tensor in a dump tree, the kind that a tensor keeps in every
-iteration, rows of statistics that share a frame, and the closed list of reasons why a selected
-tensor is not in the tree. Pure.
+iteration, and rows of statistics that share a frame. Pure.
 
 A step has thousands of rows, so what repeats from step to step is one value, which both sides
-make once and remember. Balances, rows of the ledger and metrics count by the listed reasons; any
-other counts as OTHER_REASON.
+make once and remember.
 """
 
 from __future__ import annotations
@@ -151,90 +149,3 @@ class StatisticRows:
 
     def __len__(self) -> int:
         return len(self.kinds)
-
-
-OTHER_REASON = "other"
-BUFFER_FULL = "buffer_full"
-STEP_OVERHEAD = "step_overhead"
-DEGRADE_REASONS = (BUFFER_FULL, STEP_OVERHEAD)
-"""Reasons why less than the plan selects is kept of a tensor."""
-
-PLAN_REASONS = frozenset(
-    {
-        "device_excluded",
-        "iteration_excluded",
-        "operator_excluded",
-        "side_excluded",
-        "tensor_excluded",
-    }
-)
-"""The agent found that the plan does not select the tensor."""
-
-TENSOR_REASONS = frozenset(
-    {
-        "changed_in_place",
-        "figures_failed",
-        "graph_capture",
-        "no_data",
-        "no_statistics",
-        "not_waited",
-        "operator_failed",
-        "record_too_large",
-        "slot_too_high",
-        "storage_freed",
-        "unreadable_array",
-        "unsupported_dtype",
-        "unsupported_nested",
-        "unsupported_quantized",
-        "unsupported_sparse",
-        "unsupported_tensor_class",
-    }
-)
-"""The tensor cannot be dumped, or not in the form that the plan selects."""
-
-SPACE_REASONS = frozenset(
-    {
-        BUFFER_FULL,
-        "disk_cap",
-        "disk_full",
-        "disk_low",
-        "inodes_low",
-        "job_quota",
-        "no_descriptors",
-        "no_memory",
-        STEP_OVERHEAD,
-    }
-)
-"""There was no space or time for the tensor: in memory, on the disk, or within a limit."""
-
-FAULT_REASONS = frozenset(
-    {
-        "copy_failed",
-        "corrupted",
-        "internal_error",
-        "name_taken",
-        "not_taken_by_agent",
-        "outside_root",
-        "torn",
-        "unreadable",
-        "write_error",
-    }
-)
-"""An error on the tensor's way into the tree."""
-
-DROP_REASONS = PLAN_REASONS | TENSOR_REASONS | SPACE_REASONS | FAULT_REASONS | {OTHER_REASON}
-
-
-def normalize_reason(reason: str) -> str:
-    """Return a reason as it is counted."""
-    return reason if reason in DROP_REASONS else OTHER_REASON
-
-
-def normalize_degrade_reason(reason: str) -> str:
-    """Return why a tensor was degraded, as it is counted; older ranks do not say it."""
-    return reason if reason in DEGRADE_REASONS else BUFFER_FULL
-
-
-def find_degrade_reason(kind: TensorKind) -> str:
-    """Return why a record of that kind is less than its tensor; empty for a whole one."""
-    return STEP_OVERHEAD if kind.layout is not None and kind.layout.is_sample else ""

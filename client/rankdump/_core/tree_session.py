@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -98,22 +98,19 @@ def update_session(before: TreeSession, now: TreeSession) -> TreeSession:
     return before if replace(now, changed_us=before.changed_us) == before else now
 
 
-def select_running_sessions(
-    sessions: Iterable[TreeSession], job_id: str = ""
-) -> tuple[TreeSession, ...]:
+def select_running_sessions(sessions: Sequence[TreeSession]) -> tuple[TreeSession, ...]:
     """Return the sessions of the job that changed last and has not ended; empty without one.
 
-    With an id only that job counts. A job has ended when the newest session of each rank is closed.
+    A job has ended when the newest session of each rank is closed.
     """
-    own = [each for each in sessions if job_id in ("", each.status.job_id)]
     newest: dict[tuple[str, int], TreeSession] = {}
-    for each in sorted(own, key=lambda each: each.changed_us):
+    for each in sorted(sessions, key=lambda each: each.changed_us):
         newest[each.status.job_id, each.status.rank] = each
     running = [each for each in newest.values() if each.status.state is not SessionState.CLOSED]
     if not running:
         return ()
     job = max(running, key=lambda each: each.changed_us).status.job_id
-    return tuple(each for each in own if each.status.job_id == job)
+    return tuple(each for each in sessions if each.status.job_id == job)
 
 
 def list_addresses(sessions: Sequence[TreeSession], host: str) -> tuple[str, tuple[str, ...]]:

@@ -15,15 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
+from rankdump._core.drop_reasons import BUFFER_FULL, STEP_OVERHEAD
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
-from rankdump._core.record import (
-    BUFFER_FULL,
-    STEP_OVERHEAD,
-    StatisticRows,
-    TensorKind,
-    TensorSide,
-)
+from rankdump._core.record import StatisticRows, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import (
     ForwardPass,
     PlacementResult,

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from rankdump._config.config_file import load_config_plan, make_black_box_plan
 from rankdump._config.output_path import OUTPUT_VARIABLE, replace_baseline
-from rankdump._config.own_config import is_black_box_forced
+from rankdump._config.rankdump_section import is_black_box_forced
 from rankdump._core.plan import STARTED_PATTERN, DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE, RankIdentity, identify_rank
 from rankdump._layout.tree_layouts import LAYOUTS

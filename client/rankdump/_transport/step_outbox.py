@@ -11,8 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from rankdump._core.black_box import FaultNotice, StepState, StepTensor, compute_tensor_bytes
-from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
-from rankdump._wire.step_tensor_messages import PIECE_BYTES, step_tensor_to_wire
+from rankdump._wire.black_box_messages import (
+    PIECE_BYTES,
+    fault_notice_to_wire,
+    step_state_to_wire,
+    step_tensor_to_wire,
+)
 from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16

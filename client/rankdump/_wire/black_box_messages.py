@@ -1,4 +1,5 @@
-"""Messages of the black box and frozen values, in both directions; bounds are checked on receipt.
+"""Messages of the black box and frozen values, in both directions: steps, tensors in full, a piece
+each, faults and freezes. Bounds are checked on receipt.
 
 The kinds of tensors have numbers that hold for the whole session. Each stream brings every kind
 once, before the first row that refers to it.
@@ -6,7 +7,8 @@ once, before the first row that refers to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,16 +23,21 @@ from rankdump._core.black_box import (
     FreezeNotice,
     StepCause,
     StepState,
+    StepTensor,
+    compute_tensor_bytes,
 )
 from rankdump._core.collective_calls import MAX_GROUP_CALLS, GroupCalls
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.record import TensorKind
 from rankdump._wire.message_fields import (
     MAX_LINE_CHARACTERS,
     check_count,
     check_numbers,
     check_text,
+    from_message,
+    make_fields,
     make_printable,
     make_sendable,
-    replace_surrogates,
 )
 from rankdump._wire.session_messages import MAX_WORLD_SIZE, kind_from_wire, kind_to_wire
 from rankdump.errors import ProtocolError
@@ -38,6 +45,8 @@ from rankdump.wire.v1 import agent_pb2
 
 MAX_KINDS = 1 << 16
 """Most kinds of a session; a rank measures nothing else afterwards."""
+FAULT_WORDS = frozenset(each.value for each in FaultKind)
+"""Words for kinds of faults that this version knows."""
 _MAX_CAUSES = 256
 _MAX_STACKS = 256
 _MAX_STACK_CHARACTERS = 1 << 16
@@ -49,23 +58,19 @@ def step_state_to_wire(
     """Return the message of a step, with the kinds that its stream has not brought yet."""
     cause = state.cause
     return agent_pb2.StepState(
-        iteration=state.iteration,
-        started_us=state.started_us,
-        ended_us=state.ended_us,
+        **make_fields(state, "cause", "stacks", "notes", "calls"),
         first_kind=first_kind,
         new_kinds=new_kinds,
-        rows=state.rows,
         cause=agent_pb2.StepCause(
             numbers={_make_name(name): number for name, number in cause.numbers.items()},
             digests={_make_name(name): digest for name, digest in cause.digests.items()},
         ),
-        skipped=state.skipped,
-        unfinished=state.unfinished,
-        stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
-        notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
-        details=state.details,
-        left_out=state.left_out,
-        calls=[_group_calls_to_wire(calls) for calls in state.calls],
+        stacks=[make_sendable(stack, _MAX_STACK_CHARACTERS) for stack in state.stacks],
+        notes=map(make_sendable, state.notes),
+        calls=[
+            agent_pb2.GroupCalls(**make_fields(calls, "group"), group=_make_name(calls.group))
+            for calls in state.calls
+        ],
     )
 
 
@@ -87,31 +92,13 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     check_count("stacks of a process", len(message.stacks), _MAX_STACKS)
     check_count("notes of a step", len(message.notes), MAX_STEP_NOTES)
     check_count("groups of a step", len(message.calls), MAX_GROUP_CALLS)
-    return StepState(
-        iteration=message.iteration,
-        started_us=message.started_us,
-        ended_us=message.ended_us,
-        rows=message.rows,
+    return from_message(
+        StepState,
+        message,
         cause=_read_cause(message.cause),
-        skipped=message.skipped,
-        unfinished=message.unfinished,
         stacks=tuple(check_text("stack", each, _MAX_STACK_CHARACTERS) for each in message.stacks),
-        notes=tuple(
-            make_printable(check_text("note of a step", each), len(each)) for each in message.notes
-        ),
-        details=message.details,
-        left_out=message.left_out,
+        notes=tuple(_read_text("note of a step", each) for each in message.notes),
         calls=tuple(map(_read_group_calls, message.calls)),
-    )
-
-
-def _group_calls_to_wire(calls: GroupCalls) -> agent_pb2.GroupCalls:
-    return agent_pb2.GroupCalls(
-        group=_make_name(calls.group),
-        ranks=calls.ranks,
-        count=calls.count,
-        kind=calls.kind,
-        called_us=calls.called_us,
     )
 
 
@@ -120,13 +107,7 @@ def _read_group_calls(message: agent_pb2.GroupCalls) -> GroupCalls:
     check_count("members of a group", len(message.ranks), MAX_WORLD_SIZE)
     for text in (message.group, message.kind):
         check_text("group of a step", text, MAX_LINE_CHARACTERS)
-    return GroupCalls(
-        message.group,
-        tuple(message.ranks),
-        message.count,
-        make_printable(message.kind, len(message.kind)),
-        message.called_us,
-    )
+    return from_message(GroupCalls, message, kind=make_printable(message.kind))
 
 
 def _check_details(details: bytes, rows: int) -> None:
@@ -152,39 +133,33 @@ def fault_notice_to_wire(notice: FaultNotice) -> agent_pb2.FaultNotice:
     """Return the message of a fault."""
     kind = notice.tensor_kind
     return agent_pb2.FaultNotice(
-        iteration=notice.iteration,
-        kind=notice.kind.value,
-        text=make_sendable(replace_surrogates(notice.text)),
+        **make_fields(notice, "text", "tensor_kind", "source"),
+        text=make_sendable(notice.text),
         tensor_kind=b"" if kind is None else kind_to_wire(kind),
-        source=make_sendable(replace_surrogates(notice.source)),
+        source=make_sendable(notice.source),
     )
 
 
 def fault_notice_from_wire(message: agent_pb2.FaultNotice) -> FaultNotice:
     """Read a fault; ProtocolError for an unknown word."""
     check_numbers("fault", (message.iteration,))
-    words = [each.value for each in FaultKind]
-    if message.kind not in words:
+    if message.kind not in FAULT_WORDS:
         raise ProtocolError(f"a fault has the unknown kind {message.kind[:80]!r}")
     return FaultNotice(
         kind=FaultKind(message.kind),
         iteration=message.iteration,
-        text=make_printable(check_text("fault", message.text), len(message.text)),
+        text=_read_text("fault", message.text),
         tensor_kind=kind_from_wire(message.tensor_kind) if message.tensor_kind else None,
-        source=make_printable(check_text("source of a fault", message.source), len(message.source)),
+        source=_read_text("source of a fault", message.source),
     )
 
 
 def freeze_notice_to_wire(notice: FreezeNotice) -> agent_pb2.FreezeNotice:
     """Return the message of a freeze."""
-    return agent_pb2.FreezeNotice(
-        iteration=notice.iteration, text=notice.text, wants_stacks=notice.wants_stacks
-    )
+    return agent_pb2.FreezeNotice(**make_fields(notice))
 
 
-def freeze_notice_from_wire(message: agent_pb2.FreezeNotice) -> FreezeNotice:
-    """Read a freeze."""
-    return FreezeNotice(message.iteration, message.text, message.wants_stacks)
+freeze_notice_from_wire = partial(from_message, FreezeNotice)
 
 
 def _read_cause(message: agent_pb2.StepCause) -> StepCause:
@@ -196,4 +171,95 @@ def _read_cause(message: agent_pb2.StepCause) -> StepCause:
 
 
 def _make_name(name: str) -> str:
-    return make_sendable(replace_surrogates(name), MAX_LINE_CHARACTERS)
+    return make_sendable(name, MAX_LINE_CHARACTERS)
+
+
+def _read_text(what: str, text: str) -> str:
+    return make_printable(check_text(what, text), len(text))
+
+
+PIECE_BYTES = 1 << 20
+"""Most bytes of a piece: while it is made, no other thread of the rank runs Python code."""
+
+
+def step_tensor_to_wire(tensor: StepTensor) -> Iterator[agent_pb2.StepTensor]:
+    """Yield the pieces of a tensor, each made when it is taken."""
+    view = memoryview(tensor.data)
+    yield agent_pb2.StepTensor(
+        iteration=tensor.iteration,
+        tensor_kind=kind_to_wire(tensor.kind),
+        row=tensor.row,
+        about_fault=tensor.about_fault,
+        data=bytes(view[:PIECE_BYTES]),
+    )
+    for begin in range(PIECE_BYTES, len(view), PIECE_BYTES):
+        data = bytes(view[begin : begin + PIECE_BYTES])
+        yield agent_pb2.StepTensor(iteration=tensor.iteration, begin=begin, data=data)
+
+
+class StepTensorAssembler:
+    """Joins the pieces of the tensors of one session; not for several threads.
+
+    A first piece begins a new tensor, whatever there is of one that a stream has not brought to
+    its end.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """A tensor takes at most `max_bytes`."""
+        self._max_bytes = max_bytes
+        self._first: tuple[agent_pb2.StepTensor, TensorKind] | None = None
+        self._data: bytearray | None = bytearray()
+        """None for a tensor that is skipped."""
+        self._received = 0
+
+    @property
+    def byte_count(self) -> int:
+        """Memory of the pieces of a tensor that is not complete."""
+        return len(self._data or b"")
+
+    def skip(self) -> None:
+        """Give up the tensor whose pieces arrive now."""
+        self._data = None
+
+    def feed(self, message: agent_pb2.StepTensor) -> StepTensor | None:
+        """Return the tensor that a piece completes; None when there are more to come, or it is
+        skipped.
+
+        ProtocolError when the piece contradicts itself, or those before it.
+        """
+        if not message.begin:
+            self._begin(message)
+        if self._first is None or message.begin != self._received:
+            raise ProtocolError(
+                f"a piece of a tensor begins at {message.begin}, after {self._received} bytes"
+            )
+        first, kind = self._first
+        self._received += len(message.data)
+        if self._received > kind.byte_count:
+            raise ProtocolError(f"the pieces of a tensor have over {kind.byte_count} bytes")
+        if self._data is not None:
+            self._data += message.data
+        if self._received < kind.byte_count:
+            if not message.data:
+                raise ProtocolError("a piece of a tensor is empty")
+            return None
+        data, self._data, self._first = self._data, bytearray(), None
+        if data is None:
+            return None
+        row = first.row if first.HasField("row") else None
+        return StepTensor(first.iteration, kind, data, row, first.about_fault)
+
+    def _begin(self, message: agent_pb2.StepTensor) -> None:
+        self._first, self._data, self._received = None, bytearray(), 0
+        check_numbers("tensor of a step", (message.iteration,))
+        kind = kind_from_wire(message.tensor_kind)
+        if kind.dtype not in ELEMENT_TYPES:
+            raise ProtocolError(f"a tensor of a step has the unknown type {kind.dtype[:60]!r}")
+        if compute_tensor_bytes(kind.byte_count) > self._max_bytes:
+            raise ProtocolError(
+                f"a tensor of a step has {kind.byte_count} bytes, over rankdump.blackbox."
+                f"tensor_bytes = {self._max_bytes}"
+            )
+        if message.HasField("row") and message.row >= MAX_STEP_ROWS:
+            raise ProtocolError(f"a tensor of a step has the row {message.row}")
+        self._first = message, kind

@@ -111,6 +111,16 @@ _STATUS_PREFIX = re.compile(
 _VERIFY_FAILURE = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
 
 
+def explain_failure(
+    failure: grpc.RpcError | RankdumpError, address: str, credentials: TlsCredentials | None = None
+) -> RankdumpError:
+    """Return what a failure to call an address means, with the cause if nobody answers there."""
+    error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
+    if isinstance(error, UnavailableError):
+        return explain_unavailable(error, address, credentials)
+    return error
+
+
 def explain_unavailable(
     error: UnavailableError, address: str, credentials: TlsCredentials | None = None
 ) -> UnavailableError:

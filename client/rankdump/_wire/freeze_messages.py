@@ -12,18 +12,19 @@ from rankdump._core.freeze_record import (
     RelayedFreeze,
     UnreachedAgent,
 )
+from rankdump._wire.black_box_messages import FAULT_WORDS
 from rankdump._wire.message_fields import (
     MAX_LINE_CHARACTERS,
     MAX_NAME_CHARACTERS,
     check_count,
     check_numbers,
     check_text,
+    from_message,
     make_fields,
     make_printable,
     make_sendable,
-    replace_surrogates,
 )
-from rankdump._wire.session_messages import MAX_JOB_ID_CHARACTERS, MAX_WORLD_SIZE
+from rankdump._wire.session_messages import MAX_JOB_ID_CHARACTERS, check_rank
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import coordinator_pb2
 
@@ -34,26 +35,22 @@ MAX_UNREACHED_RANKS = 1024
 """Of one agent."""
 MAX_LATER_CAUSES = 16
 """Causes that a coordinator adds to one freeze."""
-_KINDS = frozenset(each.value for each in FaultKind)
 _TEXTS = ("text", "op_type", "op_name", "side", "argument", "source")
 
 
 def job_freeze_to_wire(freeze: JobFreeze) -> coordinator_pb2.JobFreeze:
     """Return the message of a freeze."""
     return coordinator_pb2.JobFreeze(
-        job_id=freeze.job_id,
-        attempt=freeze.attempt,
-        iteration=freeze.iteration,
+        **make_fields(freeze, "cause", "refusal"),
         cause=_cause_to_wire(freeze.cause),
-        refusal=make_sendable(replace_surrogates(freeze.refusal)),
+        refusal=make_sendable(freeze.refusal),
     )
 
 
 def _cause_to_wire(cause: FrozenCause) -> coordinator_pb2.FreezeCause:
-    fields = make_fields(cause, *_TEXTS, "kind")
-    for name in _TEXTS:
-        fields[name] = make_sendable(replace_surrogates(getattr(cause, name)))
-    return coordinator_pb2.FreezeCause(kind=cause.kind.value, **fields)
+    fields = make_fields(cause)
+    fields |= {name: make_sendable(fields[name]) for name in _TEXTS}
+    return coordinator_pb2.FreezeCause(**fields)
 
 
 def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
@@ -61,7 +58,7 @@ def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
 
     Another one comes from a later version, and is left out: everything else in the message counts.
     """
-    return message.cause.kind in _KINDS
+    return message.cause.kind in FAULT_WORDS
 
 
 def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
@@ -69,23 +66,16 @@ def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
     _check_job("freeze", message.job_id)
     check_numbers("freeze", (message.iteration,))
     cause, refusal = _read_cause(message.cause), _read_text(message.refusal)
-    return JobFreeze(message.job_id, message.attempt, message.iteration, cause, refusal)
+    return from_message(JobFreeze, message, cause=cause, refusal=refusal)
 
 
 def _read_cause(cause: coordinator_pb2.FreezeCause) -> FrozenCause:
     check_numbers("freeze", (cause.iteration, cause.at_us))
-    if cause.kind not in _KINDS:
+    if cause.kind not in FAULT_WORDS:
         raise ProtocolError(f"a freeze has the unknown kind {cause.kind[:80]!r}")
-    rank = _check_rank("freeze", cause.rank) if cause.HasField("rank") else None
+    check_rank("freeze", cause.rank)
     texts = {name: _read_text(getattr(cause, name)) for name in _TEXTS}
-    return FrozenCause(
-        FaultKind(cause.kind),
-        cause.iteration,
-        at_us=cause.at_us,
-        rank=rank,
-        slot=cause.slot,
-        **texts,
-    )
+    return from_message(FrozenCause, cause, kind=FaultKind(cause.kind), **texts)
 
 
 def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFreeze:
@@ -109,7 +99,7 @@ def relayed_freeze_from_wire(message: coordinator_pb2.RelayedFreeze) -> RelayedF
     reach = FreezeReach(message.agents, message.frozen_agents, unreached)
     check_count("later causes of a freeze", len(message.later_causes), MAX_LATER_CAUSES)
     # Those of kinds that only a later version knows are left out, as such freezes are.
-    later = (each for each in message.later_causes if each.kind in _KINDS)
+    later = (each for each in message.later_causes if each.kind in FAULT_WORDS)
     freeze = job_freeze_from_wire(message.freeze)
     return RelayedFreeze(freeze, reach, tuple(map(_read_cause, later)))
 
@@ -126,21 +116,18 @@ def rank_step_from_wire(message: coordinator_pb2.RankStep) -> RankStep:
     check_count("numbers of a step", len(message.numbers), MAX_STEP_NUMBERS)
     for name in message.numbers:
         check_text("number of a step", name, MAX_LINE_CHARACTERS)
-    return RankStep(
-        message.job_id,
-        _check_rank("step", message.rank),
-        message.attempt,
-        message.iteration,
-        dict(message.numbers),
-    )
+    check_rank("step", message.rank)
+    return from_message(RankStep, message)
 
 
 def _read_unreached(message: coordinator_pb2.UnreachedAgent) -> UnreachedAgent:
     check_count(
         "ranks of an agent that a freeze has not reached", len(message.ranks), MAX_UNREACHED_RANKS
     )
-    ranks = tuple(_check_rank("freeze", rank) for rank in message.ranks)
-    return UnreachedAgent(make_printable(message.host), ranks, _read_text(message.reason))
+    for rank in message.ranks:
+        check_rank("freeze", rank)
+    reason = _read_text(message.reason)
+    return from_message(UnreachedAgent, message, host=make_printable(message.host), reason=reason)
 
 
 def _read_text(text: str) -> str:
@@ -151,9 +138,3 @@ def _check_job(what: str, job_id: str) -> None:
     if not job_id:
         raise ProtocolError(f"a {what} without a job id")
     check_text(f"{what} with a job id", job_id, MAX_JOB_ID_CHARACTERS)
-
-
-def _check_rank(what: str, rank: int) -> int:
-    if rank >= MAX_WORLD_SIZE:
-        raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
-    return rank

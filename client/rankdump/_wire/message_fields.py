@@ -15,7 +15,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
+from rankdump._core.black_box import FaultKind
 from rankdump._core.events import EventKind, FindingKind
+from rankdump._core.job_control import ControlAction
 from rankdump._core.record import TensorSide
 from rankdump._core.status import SessionState
 from rankdump._core.tensor_layout import LayoutSource, PlacementKind
@@ -36,7 +38,7 @@ def make_fields(value: object, *apart: str, replace: bool = False) -> dict[str, 
     return {name: get(value) for name, get in _list_writers(type(value), apart, replace)}
 
 
-def from_message(kind: type[_T], message: Message, **rest: Any) -> _T:
+def from_message(kind: type[_T], message: Message, /, **rest: Any) -> _T:
     """Read the dataclass `kind` from a message with its fields, but for those given in `rest`.
 
     ProtocolError names an unknown word or number of an enumeration.
@@ -74,7 +76,10 @@ ENUM_VALUES: Mapping[type[Enum], Mapping[Any, Any]] = {
     },
     **{
         kind: {each: each.value for each in kind}
-        for kind in (EventKind, FindingKind, HintLevel, LayoutSource, PlacementKind)
+        for kind in (
+            *(EventKind, FindingKind, HintLevel, LayoutSource, PlacementKind),
+            *(FaultKind, ControlAction),
+        )
     },
 }
 """Values of the members in messages."""
@@ -121,7 +126,7 @@ def _make_message_reader(kind: type[_T], apart: tuple[str, ...]) -> Callable[...
     changed = [(name, read) for name, read in readers if read is not None]
     optional = [name for name, hint in hints.items() if type(hint) is UnionType]
 
-    def read_message(message: Message, **rest: Any) -> _T:
+    def read_message(message: Message, /, **rest: Any) -> _T:
         values = {name: getattr(message, name) for name in hints}
         for name, read in changed:
             values[name] = read(values[name])
@@ -204,8 +209,10 @@ def check_numbers(what: str, numbers: Iterable[int]) -> None:
 
 
 def make_sendable(text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a name that the other side accepts: a long one is cut, and a NUL is replaced."""
-    return text[:most].replace("\0", "\ufffd")
+    """Return a name that the other side accepts: a long one is cut, and a NUL or an unpaired
+    surrogate is replaced.
+    """
+    return replace_surrogates(text[:most]).replace("\0", "\ufffd")
 
 
 def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:

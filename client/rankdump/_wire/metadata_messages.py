@@ -56,7 +56,7 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
     columns = events.columns
     calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
     message = events_pb2.EventColumns(
-        names=[make_sendable(replace_surrogates(name)) for name in events.names] if names else (),
+        names=[make_sendable(name) for name in events.names] if names else (),
         groups=[
             events_pb2.ProcessGroup(name=make_sendable(g.name), ranks=g.ranks)
             for g in events.groups

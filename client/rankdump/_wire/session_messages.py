@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from rankdump._core import record
+from rankdump._core import drop_reasons
 from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL, plan_from_json, plan_to_json
@@ -50,7 +50,6 @@ from rankdump._wire.message_fields import (
     make_sendable,
     make_tag,
     parse_member,
-    replace_surrogates,
 )
 from rankdump._wire.metadata_messages import (
     arguments_from_wire,
@@ -98,7 +97,7 @@ def remember_kind(kind: TensorKind) -> None:
 
 def _serialize_name(op_name: str) -> bytes:
     """Return the name of a kind as bytes: in an API dump every call has a name of its own."""
-    spelled = make_sendable(replace_surrogates(op_name)).encode()
+    spelled = make_sendable(op_name).encode()
     return _NAME_TAG + encode_varint(len(spelled)) + spelled if spelled else b""
 
 
@@ -124,13 +123,13 @@ def _serialize_nameless(
     """Return the other fields of a kind as bytes."""
     return agent_pb2.TensorKind(
         graph=graph,
-        op_type=make_sendable(replace_surrogates(op_type)),
+        op_type=make_sendable(op_type),
         side=ENUM_VALUES[TensorSide][side],
         slot=slot,
         dtype=make_sendable(dtype, MAX_TYPE_CHARACTERS),
         shape=shape,
         byte_count=byte_count,
-        argument=make_sendable(replace_surrogates(argument), MAX_ARGUMENT_CHARACTERS),
+        argument=make_sendable(argument, MAX_ARGUMENT_CHARACTERS),
         constant=constant,
         model=model,
         layout=None
@@ -229,6 +228,12 @@ MAX_TIMEOUTS = 4096
 _MAX_PLAN_BYTES = 4 << 20
 _MAX_SOURCE_BYTES = 1 << 20
 _SECRET_LENGTH_RANGE = (16, 64)
+
+
+def check_rank(what: str, rank: int) -> None:
+    """Raise ProtocolError when no job has a rank of that number."""
+    if rank >= MAX_WORLD_SIZE:
+        raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
 
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
@@ -342,7 +347,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         timestamps_us=timestamps_us,
         statistics=tuple(message.figures),
         switched_on=message.switched_on,
-        degraded=record.normalize_degrade_reason(message.degraded_reason)
+        degraded=drop_reasons.normalize_degrade_reason(message.degraded_reason)
         if message.degraded
         else "",
         fingerprints=fingerprints,
@@ -407,7 +412,7 @@ def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
     check_count("reasons of drops", len(dropped), MAX_REASONS)
     counted: Counter[str] = Counter()
     for reason, count in dropped.items():
-        counted[record.normalize_reason(reason)] += count
+        counted[drop_reasons.normalize_reason(reason)] += count
     check_numbers("drops", counted.values())
     return dict(counted)
 

@@ -95,6 +95,4 @@ def samples_to_wire(samples: Iterable[MetricSample]) -> metrics_pb2.MetricsRespo
 
 def samples_from_wire(message: metrics_pb2.MetricsResponse) -> list[MetricSample]:
     """Read metrics."""
-    return [
-        MetricSample(sample.name, sample.value, dict(sample.labels)) for sample in message.samples
-    ]
+    return [from_message(MetricSample, sample) for sample in message.samples]

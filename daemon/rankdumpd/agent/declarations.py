@@ -12,7 +12,7 @@ from itertools import chain
 
 from google.protobuf.message import DecodeError
 
-from rankdump._core import record
+from rankdump._core import drop_reasons
 from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
@@ -158,7 +158,7 @@ def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRo
             f"expected 1 to {MAX_FRAME_ROWS}"
         )
     return _drop_rows(
-        frame_id, message.iteration, message.tensors, record.normalize_reason(message.reason)
+        frame_id, message.iteration, message.tensors, drop_reasons.normalize_reason(message.reason)
     )
 
 

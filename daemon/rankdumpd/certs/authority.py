@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rankdump._core.caller_roles import ROLE_URI, parse_roles
+from rankdump._core.caller_roles import ROLE_URI
 from rankdump._core.revoked_certificates import compute_fingerprint
 from rankdump.errors import ConfigError, CorruptedError, UnavailableError
+from rankdumpd.server.tls import read_alternative_names
 
 AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 365
 # Clocks of hosts differ, and a new certificate must be valid on all of them at once.
 _BEFORE = datetime.timedelta(minutes=5)
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -95,16 +95,12 @@ def issue_certificate(
 def describe_certificate(certificate: bytes) -> CertificateDescription:
     """Return the description of a certificate; CorruptedError when it is not one."""
     found = _load_certificate(certificate)
-    try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        names = x509.SubjectAlternativeName([])
-    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    names = read_alternative_names(found)
     common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return CertificateDescription(
         str(common[0].value) if common else "",
-        tuple(sorted(parse_roles(names.get_values_for_type(x509.UniformResourceIdentifier)))),
-        (*names.get_values_for_type(x509.DNSName), *addresses),
+        names.roles,
+        names.hosts,
         found.not_valid_after_utc,
         compute_fingerprint(certificate),
     )

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, ProcessGroup
+import numpy as np
+
+from rankdump._core.events import EventColumn, EventKind, Finding, ProcessGroup
 from rankdump._core.status import OrderEntry
 
 _LINE_FIELDS = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
@@ -38,11 +40,12 @@ class OrderedCalls:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def find_waiting_ranks(self, call: int) -> tuple[int, ...]:
-        """Return the ranks that have arrived at a call and wait in it."""
-        members = slice(*self.bounds[call : call + 2])
-        opened = self.members["end_position"][members] == OPEN_END_POSITION
-        return tuple(self.members["rank"][members][opened].tolist())
+    def locate_members(self, calls: EventColumn) -> tuple[EventColumn, EventColumn]:
+        """Return how many members each of these calls has, and the places of all of them."""
+        starts = self.bounds[calls]
+        counts = self.bounds[calls + 1] - starts
+        shifts = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return counts, np.arange(len(shifts)) + shifts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -130,13 +130,16 @@ class PublicationResult:
     """JSON text."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class IterationView:
-    """Collected events of one iteration of one job, to be merged."""
+    """Collected events of one iteration of one job, to be merged.
+
+    Equal views give the same order; batches of events are compared by identity.
+    """
 
     job_id: str
     iteration: int
-    root: str
+    root: str = field(compare=False)
     """Tree of the job; empty until a report names it."""
     events: Mapping[int, tuple[EventColumns, ...]]
     """Batches of each rank, in the order of their arrival."""
@@ -150,9 +153,11 @@ class IterationView:
     event missing between them was lost."""
     clocks: Mapping[int, str] = field(default_factory=dict[int, str])
     """Name of the clock that each rank reads; ranks of one host share one."""
-    stalls: Mapping[int, int] = field(default_factory=dict[int, int])
+    stalls: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
     """Time that dumping has stalled each rank since its session began, as reported last."""
-    coverage: Mapping[int, RankCoverage] = field(default_factory=dict[int, RankCoverage])
+    coverage: Mapping[int, RankCoverage] = field(
+        default_factory=dict[int, RankCoverage], compare=False
+    )
     """Time up to which each rank is known; without ranks that reported nothing."""
     lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
     """Ranks whose session was lost before they ended it; true for those whose process is known to

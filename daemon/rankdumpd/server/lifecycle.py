@@ -254,34 +254,6 @@ def relax_garbage_collector() -> None:
     gc.set_threshold(_COLLECTED_AFTER_OBJECTS, second, third)
 
 
-def run_process(
-    components: Sequence[Component],
-    server: GrpcServer,
-    *,
-    settings: DaemonSettings,
-    reread: SettingsReader,
-    pipe: WorkerPipe | None = None,
-    required: RequiredFiles | None = None,
-    begin_watch: Callable[[], None] = lambda: None,
-) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
-
-    `components` are in the order in which tensors pass through them. A supervisor requests a stop
-    or a reload over `pipe`. SIGHUP reloads the settings. A missing file of `required` is logged
-    within seconds. A stop that a hanging disk blocks ends the process with status 1. `begin_watch`
-    is called when signals are handled: what it begins may send one at once.
-    """
-    life = _ProcessLife(components, server, settings, reread, pipe, required or RequiredFiles())
-    try:
-        begin_watch()
-        life.start()
-        life.serve()
-    except BaseException:
-        life.end(drains=False)
-        raise
-    return life.end(drains=True)
-
-
 def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lambda: False) -> None:
     """Stop this process when a pipe has ended and `still_used` is false.
 
@@ -294,23 +266,29 @@ def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lam
             pass
         while still_used():
             time.sleep(_USE_POLL_INTERVAL_S)
-        os.kill(os.getpid(), signal.SIGTERM)
+        request_stop()
 
     threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()
 
 
-class _ProcessLife:
+class ProcessLife:
     """Runs one process: its start, its service and its end."""
 
     def __init__(
         self,
         components: Sequence[Component],
         server: GrpcServer,
+        *,
         settings: DaemonSettings,
         reread: SettingsReader,
-        pipe: WorkerPipe | None,
-        required: RequiredFiles,
+        pipe: WorkerPipe | None = None,
+        required: RequiredFiles | None = None,
     ) -> None:
+        """`components` are in the order in which tensors pass through them.
+
+        A supervisor requests a stop or a reload over `pipe`. A missing file of `required` is logged
+        within seconds.
+        """
         self._components, self._server = components, server
         self._settings, self._reread, self._pipe = settings, reread, pipe
         self._environ: Mapping[str, str] = os.environ
@@ -320,9 +298,24 @@ class _ProcessLife:
         self._failed = False
         self._fault = ""
         self._missing: tuple[str, ...] = ()
-        self._required = required
+        self._required = required or RequiredFiles()
 
-    def start(self) -> None:
+    def run(self, begin_watch: Callable[[], None] = lambda: None) -> int:
+        """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
+
+        SIGHUP reloads the settings. A stop that a hanging disk blocks ends the process with status
+        1. `begin_watch` is called when signals are handled: what it begins may send one at once.
+        """
+        try:
+            begin_watch()
+            self._start()
+            self._serve()
+        except BaseException:
+            self._end(drains=False)
+            raise
+        return self._end(drains=True)
+
+    def _start(self) -> None:
         """Start all components, the last one first, then the server."""
         if self._pipe:
             self._pipe.follow_requests(self._signals.request, self._accept_environment)
@@ -336,7 +329,7 @@ class _ProcessLife:
         if self._pipe:
             self._pipe.send_ready(address)
 
-    def serve(self) -> None:
+    def _serve(self) -> None:
         """Wait for the request to stop; reload and notify the service manager meanwhile."""
         tick_s = min(self._notifier.tick_s, _REQUIRED_FILES_INTERVAL_S)
         while (request := self._signals.wait(tick_s)) is not ProcessRequest.STOP:
@@ -346,7 +339,7 @@ class _ProcessLife:
             elif not self._has_fault():
                 self._notifier.send_alive(self._brief())
 
-    def end(self, *, drains: bool) -> int:
+    def _end(self, *, drains: bool) -> int:
         """Drain and stop, or only stop; return the exit status. Exit at once if that hangs."""
         limit_s = max(component.leave_s for component in self._components)
         limit_s += self._settings.agent.drain_timeout_s if drains else 0.0

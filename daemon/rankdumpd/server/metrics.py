@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rankdump._core.drop_reasons import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.events import FindingKind
-from rankdump._core.record import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.status import MetricSample, SessionState
 from rankdump._core.timeouts import HintLevel
 
@@ -269,14 +269,11 @@ class MetricCounters:
     Frequent counts are added in batches: `add_all` takes the lock once.
     """
 
-    def __init__(self, prefix: str = "") -> None:
-        """Start counters whose name begins with the prefix at 0."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[SampleKey, float] = {}
         self._durations: dict[str, list[int]] = {}
         self._seconds: dict[str, float] = {}
-        if prefix:
-            self.start_at_zero(prefix)
 
     def start_at_zero(self, prefix: str) -> None:
         """Start counters whose name begins with the prefix at 0, for each value of their labels."""

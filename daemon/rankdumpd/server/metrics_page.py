@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -37,7 +37,7 @@ from rankdumpd.server.metrics import (
     find_metric_name,
 )
 from rankdumpd.server.tls import ServerCertificates
-from rankdumpd.settings import DaemonSettings, TlsSettings
+from rankdumpd.settings import TlsSettings
 
 if TYPE_CHECKING:
     from rankdump._http.http_server import HttpServer
@@ -143,14 +143,6 @@ def _build_family(name: str) -> Family:
 
 
 SampleSource = Callable[[], Sequence[MetricSample]]
-
-
-class MetricsProvider(Protocol):
-    """Source of metrics: an agent, a supervisor of workers or a coordinator."""
-
-    def samples(self) -> list[MetricSample]:
-        """Return the current samples."""
-        ...
 
 
 class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
@@ -292,29 +284,3 @@ class MetricsEndpoint(lifecycle.Component):
 def build_guard(tls: TlsSettings) -> HttpsGuard:
     """Return the access control of an HTTP server; ConfigError when files cannot be read."""
     return HttpsGuard(ca=tls.ca, certificate=tls.certificate, key=tls.key, revoked=tls.revoked)
-
-
-def build_metrics(
-    settings: DaemonSettings,
-    counters: MetricCounters,
-    *providers: MetricsProvider,
-    audit: AuditLog | None = None,
-    explain_fault: Callable[[], str] = lambda: "",
-    pages: PageProcess | None = None,
-) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
-    """Return the metrics of a process, and the server of them if settings ask for one."""
-    metrics = ProcessMetrics((counters.samples, *(provider.samples for provider in providers)))
-    listen = settings.metrics.listen
-    if not listen:
-        return metrics, ()
-    return metrics, (
-        MetricsEndpoint(
-            listen,
-            metrics,
-            settings.tls,
-            counters=counters,
-            audit=audit,
-            explain_fault=explain_fault,
-            pages=pages,
-        ),
-    )

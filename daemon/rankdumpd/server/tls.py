@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
@@ -67,22 +67,37 @@ class ServerCertificates:
 
 def check_key_pair(settings: TlsSettings) -> tuple[str, ...]:
     """Return the roles of a certificate; ConfigError when files cannot be read or do not match."""
+    paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
+    return read_alternative_names(_load_pair(paths, *map(read_file, paths))).roles
+
+
+class AlternativeNames(NamedTuple):
+    """What the alternative names of a certificate say about its owner."""
+
+    roles: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """Names and addresses of hosts."""
+
+
+def read_alternative_names(certificate: x509.Certificate) -> AlternativeNames:
+    """Return the roles and hosts of a certificate; ValueError when its names cannot be read."""
     from cryptography import x509
 
-    paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
-    own = _load_pair(paths, *map(read_file, paths))
     try:
-        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return ()
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    return tuple(sorted(parse_roles(uris)))
+        return AlternativeNames((), ())
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return AlternativeNames(
+        tuple(sorted(parse_roles(names.get_values_for_type(x509.UniformResourceIdentifier)))),
+        (*names.get_values_for_type(x509.DNSName), *addresses),
+    )
 
 
 def _read_material(paths: Sequence[Path]) -> TlsMaterial:
     ca, certificate, key = map(read_file, paths)
     own = _load_pair(paths, ca, certificate, key)
-    hosts = _list_hosts(own)
+    hosts = read_alternative_names(own).hosts
     if not hosts:
         allowed = "a certificate that names its hosts (rankdumpd certs issue --host)"
         raise ConfigError(str(paths[1]), "", "this certificate", allowed)
@@ -105,7 +120,7 @@ def _load_pair(
         raise ConfigError(str(paths[0]), "", "its content", "certificates, PEM") from None
     try:
         own = x509.load_pem_x509_certificates(certificate)[0]
-        _list_hosts(own)
+        read_alternative_names(own)
     except ValueError:
         raise ConfigError(str(paths[1]), "", "its content", "a certificate, PEM") from None
     try:
@@ -116,14 +131,3 @@ def _load_pair(
     if private.public_key() != own.public_key():
         raise ConfigError(str(paths[2]), "", "this key", f"the key of {paths[1]}")
     return own
-
-
-def _list_hosts(certificate: x509.Certificate) -> tuple[str, ...]:
-    from cryptography import x509
-
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return ()
-    addresses = map(str, names.get_values_for_type(x509.IPAddress))
-    return (*names.get_values_for_type(x509.DNSName), *addresses)

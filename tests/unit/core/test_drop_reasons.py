@@ -8,11 +8,12 @@ import pytest
 
 from rankdump._core.drop_reasons import (
     DROP_EXPLANATIONS,
+    DROP_REASONS,
+    PLAN_REASONS,
     count_lost,
     describe_drops,
     explain_drop,
 )
-from rankdump._core.record import DROP_REASONS, PLAN_REASONS
 
 PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
 

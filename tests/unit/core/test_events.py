@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.event_lists import list_events
 
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
@@ -45,7 +46,7 @@ def test_event_columns_round_trip(batch: list[RankEvent]):
     groups = (ProcessGroup("world", (0, 1)),)
     columns = EventColumns.from_events(batch, groups)
     assert len(columns) == len(batch)
-    assert columns.to_events() == batch
+    assert list_events(columns) == batch
     assert columns.groups == groups
 
 

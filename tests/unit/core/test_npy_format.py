@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.npy_arrays import view_npy_array
 
 from rankdump._core import npy_format
 from rankdump._core.element_types import ELEMENT_TYPES
@@ -65,14 +66,14 @@ def test_view_npy_array_agrees_with_numpy(path: Path):
         expected = np.load(io.BytesIO(data))
     except ValueError:
         with pytest.raises(CorruptedError, match="<E2"):
-            npy_format.view_npy_array(data)
+            view_npy_array(data)
         return
     if expected.size == 0:
         # MindSpore 2.0.0 wrote four stray bytes behind an empty tensor.
         with pytest.raises(CorruptedError, match="4 bytes of elements, but its header declares 0"):
-            npy_format.view_npy_array(data)
+            view_npy_array(data)
         data = data[:-4]
-    found = npy_format.view_npy_array(data)
+    found = view_npy_array(data)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert found.tobytes() == expected.tobytes()
@@ -93,7 +94,7 @@ def test_npy_files_written_here_are_read_by_numpy(descr: str, shape: tuple[int, 
     data = head + elements[: parsed.data_bytes]
     loaded = np.load(io.BytesIO(data))
     assert loaded.shape == shape
-    assert npy_format.view_npy_array(data).tobytes() == loaded.tobytes()
+    assert view_npy_array(data).tobytes() == loaded.tobytes()
 
 
 @given(descr=descrs, shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), order=st.booleans())
@@ -102,7 +103,7 @@ def test_npy_files_of_numpy_are_read(descr: str, shape: tuple[int, ...], order: 
     source = np.arange(np.prod(shape, dtype=int)).astype(descr).reshape(shape)
     target = io.BytesIO()
     np.save(target, np.array(source, order="F" if order else "C"))
-    found = npy_format.view_npy_array(target.getvalue())
+    found = view_npy_array(target.getvalue())
     assert found.shape == shape
     assert np.array_equal(found, source)
     assert not found.flags.writeable
@@ -128,7 +129,7 @@ def test_format_npy_header_over_64_kib_has_version_2():
 def test_parse_npy_header_rejects_random_bytes(data: bytes):
     """Random bytes raise DamagedError and nothing else."""
     with pytest.raises(CorruptedError):
-        npy_format.view_npy_array(data)
+        view_npy_array(data)
 
 
 def block(text: bytes, version: int = 1) -> bytes:
@@ -153,7 +154,7 @@ def test_parse_npy_header_rejects_random_text(text: bytes):
     """Random text behind a true prefix raises DamagedError and nothing else, not even a warning."""
     for version in (1, 2, 3):
         with pytest.raises(CorruptedError):
-            npy_format.view_npy_array(block(text, version))
+            view_npy_array(block(text, version))
 
 
 @given(data=st.data())
@@ -162,7 +163,7 @@ def test_view_npy_array_survives_flipped_bytes(data: st.DataObject):
     whole = bytearray(npy_format.format_npy_header("<f4", (3, 2)) + bytes(24))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        found = npy_format.view_npy_array(bytes(whole))
+        found = view_npy_array(bytes(whole))
     except CorruptedError:
         return
     assert found.nbytes == 24
@@ -199,7 +200,7 @@ FIELDS = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
 def test_parse_npy_header_rejects_hostile_fields(text: str, spare: int):
     """Fields of wrong types or values are rejected."""
     with pytest.raises(CorruptedError):
-        npy_format.view_npy_array(block(text.encode()) + bytes(spare))
+        view_npy_array(block(text.encode()) + bytes(spare))
 
 
 @given(shape=st.lists(st.integers(0, 2**66), min_size=1, max_size=4).map(tuple))
@@ -208,7 +209,7 @@ def test_view_npy_array_of_huge_shape_allocates_nothing(shape: tuple[int, ...]):
     data = npy_format.format_npy_header("<f8", shape)
     tracemalloc.start()
     try:
-        assert npy_format.view_npy_array(data).size == 0
+        assert view_npy_array(data).size == 0
     except CorruptedError:
         pass
     finally:
@@ -222,7 +223,7 @@ def test_view_npy_array_checks_the_size(change: int):
     """Missing or surplus elements are rejected with both numbers."""
     data = npy_format.format_npy_header("<f4", (2, 3)) + bytes(24 + change)
     with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*declares 24"):
-        npy_format.view_npy_array(data)
+        view_npy_array(data)
 
 
 def test_parse_npy_header_rejects_a_cut_off_header():
@@ -230,7 +231,7 @@ def test_parse_npy_header_rejects_a_cut_off_header():
     data = npy_format.format_npy_header("<f4", (2,)) + bytes(8)
     for length in range(len(data)):
         with pytest.raises(CorruptedError):
-            npy_format.view_npy_array(data[:length])
+            view_npy_array(data[:length])
 
 
 @pytest.mark.parametrize(

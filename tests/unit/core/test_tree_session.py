@@ -88,7 +88,6 @@ def test_running_job_is_the_one_whose_newest_sessions_are_not_closed() -> None:
     assert reopened in select_running_sessions([lost, closed, reopened])
     other = session(1, 9, SessionState.OPEN, job="other")
     assert select_running_sessions([reopened, other]) == (other,)
-    assert select_running_sessions([reopened, other], "job") == (reopened,)
 
 
 def test_socket_of_another_host_cannot_be_asked() -> None:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from support.agent_double import RunningFakeAgent, bodies, introduction_of, kinds
+from support.event_lists import list_events
 
 import rankdump
 from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup, RankEvent
@@ -47,7 +48,7 @@ def spans(running: RunningFakeAgent) -> list[tuple[int, int, int]]:
 
 
 def events(running: RunningFakeAgent) -> list[RankEvent]:
-    return [e for batch in bodies(running, "events") for e in events_from_wire(batch).to_events()]
+    return [e for batch in bodies(running, "events") for e in list_events(events_from_wire(batch))]
 
 
 def eventually(condition) -> None:

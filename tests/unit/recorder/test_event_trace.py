@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.event_lists import list_events
 
 from rankdump._core.events import (
     OPEN_END_POSITION,
@@ -50,7 +51,7 @@ def trace(clock: Clock) -> EventTrace:
 
 def taken(trace: EventTrace) -> list[RankEvent]:
     columns = trace.take_events()
-    return [] if columns is None else columns.to_events()
+    return [] if columns is None else list_events(columns)
 
 
 def places(trace: EventTrace) -> list[tuple[str, int, int]]:
@@ -119,7 +120,7 @@ def test_overdue_call_is_sent_once_open_and_once_complete(trace, clock):
     told = trace.take_events()
     assert told is not None
     assert told.groups == (GROUP,)
-    (event,) = told.to_events()
+    (event,) = list_events(told)
     assert (event.end_position, event.start_us, event.end_us) == (OPEN_END_POSITION, 0, 0)
     assert (event.kind, event.group, event.sequence, event.graph) == (
         EventKind.ALL_REDUCE,
@@ -145,7 +146,7 @@ def test_collective_is_sent_with_its_group(trace):
     trace.finish_event(trace.start_event(graph=0, name="AllReduce-op3", collective=all_reduce()))
     columns = trace.take_events()
     assert columns is not None
-    event = columns.to_events()[0]
+    event = list_events(columns)[0]
     assert columns.groups == (GROUP,)
     assert (event.kind, event.group, event.sequence) == (EventKind.ALL_REDUCE, "0", 3)
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
@@ -170,7 +171,7 @@ def test_stall_is_noted_at_starts_of_calls_and_in_batches(clock):
     columns = trace.take_events()
     assert columns is not None
     assert columns.stalled_us == 9
-    assert [e.stall_us for e in columns.to_events()] == [5, 0]
+    assert [e.stall_us for e in list_events(columns)] == [5, 0]
 
 
 def test_growing_stall_is_sent_without_any_event(clock):
@@ -203,7 +204,7 @@ class EventReader:
     of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def take(self, columns: EventColumns | None) -> None:
-        for event in [] if columns is None else columns.to_events():
+        for event in [] if columns is None else list_events(columns):
             assert event.position not in self.complete
             if event.end_position == OPEN_END_POSITION:
                 assert event.position not in self.open
@@ -312,7 +313,7 @@ def test_operators_and_collectives_are_in_one_batch():
 def read_events(slab: memoryview) -> list[RankEvent]:
     events = read_journal(SlabMemory(slab))
     assert events is not None
-    return events.to_events()
+    return list_events(events)
 
 
 @pytest.fixture
@@ -342,7 +343,7 @@ def test_journal_has_every_event_as_it_is_sent_later(slab):
     trace.end_iteration()
     sent = trace.take_events()
     assert sent is not None
-    assert written == sorted(sent.to_events(), key=lambda event: event.position)
+    assert written == sorted(list_events(sent), key=lambda event: event.position)
     assert written[3].outcome == CallOutcome.COMPLETE
     assert (written[4].name, written[4].peer, written[4].sequence) == ("Recv", 1, 3)
     for at in (2, 5):

@@ -11,6 +11,7 @@ import pytest
 from support.agent_double import RunningFakeAgent, bodies, event_names, rows
 
 import rankdump
+from rankdump._core.drop_reasons import STEP_OVERHEAD
 from rankdump._core.hook_meter import HOOK_METER, HookMeter
 from rankdump._core.plan import (
     ContentSettings,
@@ -20,7 +21,6 @@ from rankdump._core.plan import (
     TensorSelection,
     TriggerMode,
 )
-from rankdump._core.record import STEP_OVERHEAD
 from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.plan_settings import SAMPLE_ELEMENTS, is_governed, list_record_forms
 from rankdump._recorder.step_overhead import StepOverhead

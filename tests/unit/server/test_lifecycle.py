@@ -238,13 +238,18 @@ def reread(environ: object) -> DaemonSettings:
     raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
 
 
+def run_process(components: list[FakeComponent], server: FakeServer) -> int:
+    life = lifecycle.ProcessLife(components, server, settings=SETTINGS, reread=reread)
+    return life.run()
+
+
 def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     """The process exits soon after the deadline."""
     release = threading.Event()
     hanging = FakeComponent(on_drain=lambda: int(release.wait(60)), leave_s=0.2)
     components = [hanging, FakeComponent(leave_s=0.2)]
     with pytest.raises(ProcessExit):
-        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
+        run_process(components, FakeServer())
     assert exits == [1]
     assert "the stop does not end" in caplog.text
     assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
@@ -255,9 +260,7 @@ def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplo
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
     with pytest.raises(ProcessExit):
-        lifecycle.run_process(
-            [FakeComponent(thread.start)], FakeServer(), settings=SETTINGS, reread=reread
-        )
+        run_process([FakeComponent(thread.start)], FakeServer())
     assert exits == [1]
     assert "rankdumpd-stuck" in caplog.text
     release.set()
@@ -266,7 +269,7 @@ def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplo
 
 def test_process_logs_failed_drain_and_stops_components(exits: list[int], caplog):
     components = [FakeComponent(on_drain=lambda: 1 // 0), FakeComponent()]
-    assert lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread) == 1
+    assert run_process(components, FakeServer()) == 1
     assert [component.stopped for component in components] == [1, 1]
     assert "ZeroDivisionError" in caplog.text
     assert not exits
@@ -278,6 +281,6 @@ def test_process_with_failed_start_stops_started_components(exits: list[int]):
 
     components = [FakeComponent(), FakeComponent(fails), FakeComponent()]
     with pytest.raises(ConfigError):
-        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
+        run_process(components, FakeServer())
     assert [component.stopped for component in components] == [0, 1, 1]
     assert not exits

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankdumpd
-from rankdump._core.record import DROP_REASONS
+from rankdump._core.drop_reasons import DROP_REASONS
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import DiskStatus, JobUsage, MetricSample, StatusView
 from rankdumpd.agent.commit.post_commit import count_iteration_end
@@ -74,7 +74,9 @@ def test_metric_names_follow_conventions():
 
 
 def test_drop_counters_start_at_zero_for_every_reason():
-    found = values(MetricCounters(AGENT_PREFIX).samples())
+    counters = MetricCounters()
+    counters.start_at_zero(AGENT_PREFIX)
+    found = values(counters.samples())
     for reason in DROP_REASONS:
         for by in ("agent", "rank"):
             assert found[DROPPED, (("by", by), ("reason", reason))] == 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.event_lists import list_events
 
 from rankdump._core.events import OPEN_END_POSITION, CallOutcome, EventKind, ProcessGroup, RankEvent
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
@@ -74,7 +75,7 @@ class JournalRig:
 
     def read(self) -> list[RankEvent] | None:
         events = read_journal(SlabMemory(self.slab))
-        return None if events is None else events.to_events()
+        return None if events is None else list_events(events)
 
     def list_newest(self) -> list[RankEvent]:
         newest = sorted(self.expected)[-JOURNAL_SLOTS:]

@@ -19,8 +19,8 @@ from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.frame_queue import BufferedItem
 from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
+from rankdump._wire.black_box_messages import PIECE_BYTES
 from rankdump._wire.frames import MAX_CHUNK_BYTES
-from rankdump._wire.step_tensor_messages import PIECE_BYTES
 from rankdump.errors import UnavailableError
 
 

@@ -13,8 +13,8 @@ from rankdump._core.session_protocol import IterationEnd, SessionEnd
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.step_outbox import WAKE_PAUSE_S, StepOutbox
+from rankdump._wire.black_box_messages import PIECE_BYTES
 from rankdump._wire.session_messages import kind_from_wire
-from rankdump._wire.step_tensor_messages import PIECE_BYTES
 
 KIND = TensorKind(0, "Linear", "Default/fc", TensorSide.OUTPUT, 0, "float32", (2,), 8)
 

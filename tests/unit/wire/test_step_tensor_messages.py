@@ -9,12 +9,12 @@ from support.wire_round_trip import sent, uint63
 
 from rankdump._core.black_box import MAX_STEP_ROWS, StepTensor
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._wire.session_messages import kind_to_wire
-from rankdump._wire.step_tensor_messages import (
+from rankdump._wire.black_box_messages import (
     PIECE_BYTES,
     StepTensorAssembler,
     step_tensor_to_wire,
 )
+from rankdump._wire.session_messages import kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from rankdump._core.black_box import PULSE_ROW, StepState, StepTensor
+from rankdump._core.drop_reasons import STEP_OVERHEAD
 from rankdump._core.freeze_record import (
     BLACK_BOX_FOLDER,
     FreezeRecord,
@@ -35,7 +36,7 @@ from rankdump._core.plan import (
     OutputSettings,
     plan_to_json,
 )
-from rankdump._core.record import STEP_OVERHEAD, TensorKind
+from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import RecordHead, SessionEnd
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._core.tree_root import STATE_FOLDER

@@ -24,13 +24,17 @@ from rankdump._core.freeze_record import FreezeRecord, format_freeze_record, par
 from rankdump._core.plan import MAX_TENSOR_BYTES
 from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import SessionRequest
-from rankdump._wire.black_box_messages import step_state_from_wire, step_state_to_wire
+from rankdump._wire.black_box_messages import (
+    StepTensorAssembler,
+    step_state_from_wire,
+    step_state_to_wire,
+    step_tensor_to_wire,
+)
 from rankdump._wire.session_messages import (
     kind_from_wire,
     session_request_from_wire,
     session_request_to_wire,
 )
-from rankdump._wire.step_tensor_messages import StepTensorAssembler, step_tensor_to_wire
 from rankdump.errors import CorruptedError, ProtocolError
 from rankdump.wire.v1 import agent_pb2
 

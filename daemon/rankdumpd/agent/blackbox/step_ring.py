@@ -22,10 +22,13 @@ from rankdump._core.black_box import (
     StepTensor,
     compute_tensor_bytes,
 )
-from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
+from rankdump._wire.black_box_messages import (
+    StepTensorAssembler,
+    check_new_kinds,
+    step_state_from_wire,
+)
 from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
-from rankdump._wire.step_tensor_messages import StepTensorAssembler
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.freeze_decision import MIN_INTERVALS

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rankdump._core.backoff import RetrySchedule
+from rankdump._core.drop_reasons import normalize_reason
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart, OperatorGraph
 from rankdump._core.plan import UNNAMED_MODEL
-from rankdump._core.record import normalize_reason
 from rankdump._core.session_protocol import (
     CallStacks,
     ChangedPlan,

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from rankdump._core.drop_reasons import SPACE_REASONS
 from rankdump._core.events import EventColumns
-from rankdump._core.record import SPACE_REASONS, StatisticRows
+from rankdump._core.record import StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
 from rankdump._core.session_protocol import ChangedPlan, RecordHead
 from rankdump._wire.frames import make_metadata_frame

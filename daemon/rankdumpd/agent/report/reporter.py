@@ -21,7 +21,7 @@ from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
-from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
+from rankdump._wire.channel import TlsCredentials, explain_failure, open_channel
 from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump._wire.freeze_messages import (
     is_known_freeze,
@@ -511,9 +511,7 @@ class CoordinatorReporter:
 
     def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
         """Drop the item that is rejected or damaged: it would fail the same way every time."""
-        error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
-        if isinstance(error, UnavailableError):
-            error = explain_unavailable(error, self._address, self._credentials)
+        error = explain_failure(failure, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
         # An untrusted certificate is not a fault of the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankdump._codec.file_codec import FileCodec, get_codec
+from rankdump._core.drop_reasons import find_degrade_reason
 from rankdump._core.plan import DumpPlan
-from rankdump._core.record import find_degrade_reason
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS, Layout

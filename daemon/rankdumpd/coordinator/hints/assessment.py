@@ -19,7 +19,6 @@ from rankdump._core.selection import parse_iterations
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump._core.units import format_duration, format_percentage
 from rankdumpd.coordinator.fleet_views import JobFacts
-from rankdumpd.coordinator.hints import timeout_limits
 from rankdumpd.coordinator.hints.rank_warnings import (
     HALF_SHARE,
     describe_limit,
@@ -28,10 +27,18 @@ from rankdumpd.coordinator.hints.rank_warnings import (
 )
 from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import (
+    HCCL_CONNECT,
+    HCCL_EVENT,
+    HCCL_EVENT_MARGIN_S,
+    HCCL_EXEC,
+    HCCL_SESSION_EXEC,
+    HCCL_STEP_S,
+    MAX_HCCL_AIV_S,
+    MAX_HCCL_CONNECT_S,
+    MAX_HCCL_EXEC_S,
     SECOND_US,
     GroupScope,
     ProcessGroupLimits,
-    WaitLimit,
     collect_group_limits,
 )
 
@@ -100,7 +107,17 @@ def find_last_selected_iteration(selections: Iterable[str]) -> int:
 
 
 _SAFETY_FACTOR = 2
-_TIMEOUT_CALLS = {GroupScope.WORLD: "init_process_group", GroupScope.PART: "new_group"}
+_SETTING_FORMS = {
+    HCCL_EXEC: "export {name}={seconds}",
+    HCCL_SESSION_EXEC: "NPURunConfig(..., {name}={seconds})",
+    HCCL_EVENT: "export {name}={seconds}",
+    HCCL_CONNECT: "export {name}={seconds}",
+    GroupScope.WORLD.value: "init_process_group(..., timeout=timedelta(seconds={seconds}))",
+    GroupScope.PART.value: "new_group(..., timeout=timedelta(seconds={seconds}))",
+}
+"""How limits are set, in the order in which they are listed; other limits come after them."""
+_OTHER_FORM = "{name}={seconds}"
+_MILLISECOND_FORM = "NPURunConfig(..., {name}={seconds}000)"
 _MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
 """Limits that TensorFlow expects in milliseconds."""
 
@@ -128,90 +145,59 @@ class _RaisedLimits:
 
     def __init__(self, limits: ProcessGroupLimits, sequence: int, target_s: int) -> None:
         self._target_s = target_s
-        self._settable = [each for each in limits.list_covering(sequence) if not each.derived]
-        self._by_name: dict[str, WaitLimit] = {}
-        for each in self._settable:
-            known = self._by_name.setdefault(each.limit.name, each)
-            if each.limit.limit_us < known.limit.limit_us:
-                self._by_name[each.limit.name] = each
+        self._lowest_us: dict[str, int] = {}
+        for each in limits.list_covering(sequence):
+            if not each.derived:
+                name, limit_us = each.limit.name, each.limit.limit_us
+                self._lowest_us[name] = min(limit_us, self._lowest_us.get(name, limit_us))
         self._aiv = limits.aiv
         self._exec_s = self._raise_execution_limit()
         self.remark = self._build_remark()
 
     def list_settings(self) -> Iterator[str]:
-        if self._aiv and self._exec_s > timeout_limits.MAX_HCCL_AIV_S:
+        """Yield what sets each limit that is too low."""
+        if self._aiv and self._exec_s > MAX_HCCL_AIV_S:
             # No device has AIV as its default mode.
             yield "unset HCCL_OP_EXPANSION_MODE"
-        if self._is_below(timeout_limits.HCCL_EXEC, self._exec_s):
-            yield f"export {timeout_limits.HCCL_EXEC}={self._exec_s}"
-        if self._is_below(timeout_limits.HCCL_SESSION_EXEC, self._exec_s):
-            yield f"NPURunConfig(..., {timeout_limits.HCCL_SESSION_EXEC}={self._exec_s})"
-        if self._is_low(timeout_limits.HCCL_EVENT, above_s=self._exec_s):
-            yield f"export {timeout_limits.HCCL_EVENT}={self._raise_above_execution()}"
-        connect_s = min(self._target_s, timeout_limits.MAX_HCCL_CONNECT_S)
-        if self._is_below(timeout_limits.HCCL_CONNECT, connect_s):
-            yield f"export {timeout_limits.HCCL_CONNECT}={connect_s}"
-        for scope, call in _TIMEOUT_CALLS.items():
-            if self._is_low(scope.value, above_s=self._exec_s):
-                yield f"{call}(..., timeout=timedelta(seconds={self._raise_above_execution()}))"
-        yield from self._list_other_settings()
+        for name in dict.fromkeys((*_SETTING_FORMS, *self._lowest_us)):
+            least_s, seconds = self._raise_limit(name)
+            if self._is_below(name, least_s):
+                other = _MILLISECOND_FORM if name in _MILLISECOND_SETTINGS else _OTHER_FORM
+                yield _SETTING_FORMS.get(name, other).format(name=name, seconds=seconds)
 
-    def _list_other_settings(self) -> Iterator[str]:
-        known = {
-            timeout_limits.HCCL_EXEC,
-            timeout_limits.HCCL_SESSION_EXEC,
-            timeout_limits.HCCL_EVENT,
-            timeout_limits.HCCL_CONNECT,
-        }
-        known |= {scope.value for scope in GroupScope}
-        for name in self._by_name:
-            if name in known or not self._is_low(name, above_s=self._exec_s):
-                continue
-            seconds = self._raise_above_execution()
-            if name in _MILLISECOND_SETTINGS:
-                yield f"NPURunConfig(..., {name}={seconds * 1000})"
-            else:
-                yield f"{name}={seconds}"
-
-    def _is_low(self, name: str, *, above_s: int = 0) -> bool:
-        """Return whether a limit is below the target, or not above the execution limit."""
-        return self._is_below(name, max(self._target_s, above_s + bool(above_s)))
+    def _raise_limit(self, name: str) -> tuple[int, int]:
+        """Return what a limit has to be at least, and what it is raised to if it is less."""
+        if name in (HCCL_EXEC, HCCL_SESSION_EXEC):
+            return self._exec_s, self._exec_s
+        if name == HCCL_CONNECT:
+            connect_s = min(self._target_s, MAX_HCCL_CONNECT_S)
+            return connect_s, connect_s
+        if not self._exec_s:
+            return self._target_s, self._target_s
+        above_s = self._exec_s + HCCL_EVENT_MARGIN_S
+        return max(self._target_s, self._exec_s + 1), max(self._target_s, above_s)
 
     def _is_below(self, name: str, seconds: int) -> bool:
-        known = self._by_name.get(name)
-        return known is not None and known.limit.limit_us < seconds * SECOND_US
+        return name in self._lowest_us and self._lowest_us[name] < seconds * SECOND_US
 
     def _raise_execution_limit(self) -> int:
         """Return the execution limit in seconds, raised to the target; 0 when there is none."""
-        for name in (timeout_limits.HCCL_EXEC, timeout_limits.HCCL_SESSION_EXEC):
-            if self._is_low(name):
-                if self._aiv and self._target_s <= timeout_limits.MAX_HCCL_AIV_S:
+        for name in (HCCL_EXEC, HCCL_SESSION_EXEC):
+            if self._is_below(name, self._target_s):
+                if self._aiv and self._target_s <= MAX_HCCL_AIV_S:
                     return self._target_s
-                return min(
-                    ceil(self._target_s / timeout_limits.HCCL_STEP_S) * timeout_limits.HCCL_STEP_S,
-                    timeout_limits.MAX_HCCL_EXEC_S,
-                )
-            if name in self._by_name:
-                return self._by_name[name].limit.limit_us // SECOND_US
+                return min(ceil(self._target_s / HCCL_STEP_S) * HCCL_STEP_S, MAX_HCCL_EXEC_S)
+            if name in self._lowest_us:
+                return self._lowest_us[name] // SECOND_US
         return 0
 
-    def _raise_above_execution(self) -> int:
-        above_s = self._exec_s + timeout_limits.HCCL_EVENT_MARGIN_S if self._exec_s else 0
-        return max(self._target_s, above_s)
-
     def _build_remark(self) -> str:
-        if (
-            self._is_low(timeout_limits.HCCL_EXEC) or self._is_low(timeout_limits.HCCL_SESSION_EXEC)
-        ) and self._target_s > timeout_limits.MAX_HCCL_EXEC_S:
-            return f"Ascend 910 and 310P accept at most {timeout_limits.MAX_HCCL_EXEC_S} s"
-        if (
-            self._is_low(timeout_limits.HCCL_CONNECT)
-            and self._target_s > timeout_limits.MAX_HCCL_CONNECT_S
-        ):
-            return (
-                f"{timeout_limits.HCCL_CONNECT} accepts at most "
-                f"{timeout_limits.MAX_HCCL_CONNECT_S} s"
-            )
+        low = [n for n in self._lowest_us if self._is_below(n, self._target_s)]
+        is_exec_low = HCCL_EXEC in low or HCCL_SESSION_EXEC in low
+        if is_exec_low and self._target_s > MAX_HCCL_EXEC_S:
+            return f"Ascend 910 and 310P accept at most {MAX_HCCL_EXEC_S} s"
+        if HCCL_CONNECT in low and self._target_s > MAX_HCCL_CONNECT_S:
+            return f"{HCCL_CONNECT} accepts at most {MAX_HCCL_CONNECT_S} s"
         return ""
 
 

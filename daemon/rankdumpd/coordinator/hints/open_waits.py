@@ -68,15 +68,7 @@ def select_surest_claim(claims: Sequence[WaitClaim], stuck: set[int]) -> WaitCla
     return min(near, key=lambda claim: (claim.rank in stuck, claim.rank))
 
 
-def estimate_waits(
-    ranks: Sequence[int], coverage: Mapping[int, RankCoverage], *, start_us: int, now_us: int
-) -> list[WaitClaim]:
-    """Return the claim for each rank that has not arrived at a call."""
-    return [estimate_wait(r, coverage.get(r), start_us=start_us, now_us=now_us) for r in ranks]
-
-
 _NO_ACTIVITY = "has reported nothing of this iteration"
-_OTHER_END_KIND = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +134,12 @@ def find_open_waits(
         absent = _find_absent_ranks(call, ranks, view.excluded)
         if not absent:
             continue
-        claims = estimate_waits(absent, view.coverage, start_us=call.start_us, now_us=now_us)
+        claims = [
+            estimate_wait(rank, view.coverage.get(rank), start_us=call.start_us, now_us=now_us)
+            for rank in absent
+        ]
         claim = select_surest_claim(claims, stuck)
-        wait = _build_wait(call, ranks, claim, (now_us, view.iteration), (stalls, view.stalls))
+        wait = _build_wait(call, claim, ranks, view, now_us=now_us, merged=stalls)
         limits = collect_group_limits(
             call.group, call.group.ranks or (call.rank, claim.rank), facts
         )
@@ -159,7 +154,7 @@ def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
     """Return the earliest call of each collective, and every message."""
     first: dict[object, _OpenCall] = {}
     for call in sorted(calls, key=lambda call: (call.start_us, call.rank)):
-        ends = (call.rank, call.peer) if call.kind in _OTHER_END_KIND else None
+        ends = (call.rank, call.peer) if call.kind.other_end else None
         first.setdefault((call.group, call.sequence, ends), call)
     return list(first.values())
 
@@ -168,8 +163,8 @@ def _find_absent_ranks(
     call: _OpenCall, ranks: Mapping[int, _RankCalls], excluded: frozenset[int]
 ) -> list[int]:
     """Return the ranks that have not arrived at a call."""
-    if call.kind in _OTHER_END_KIND:
-        answer = int(_OTHER_END_KIND[call.kind])
+    if call.kind.other_end:
+        answer = int(call.kind.other_end)
         others, kinds = [call.peer], (answer, answer)
     else:
         others = [rank for rank in call.group.ranks if rank != call.rank]
@@ -185,25 +180,26 @@ def _find_absent_ranks(
 
 def _build_wait(
     call: _OpenCall,
-    ranks: Mapping[int, _RankCalls],
     claim: WaitClaim,
-    now: tuple[int, int],
-    stalls: tuple[Mapping[int, int], Mapping[int, int]],
+    ranks: Mapping[int, _RankCalls],
+    view: IterationView,
+    *,
+    now_us: int,
+    merged: Mapping[int, int],
 ) -> GroupWait:
-    """Return the wait of a call; `stalls` are those at the last merged call and the newest ones."""
-    (now_us, iteration), (merged, newest) = now, stalls
+    """Return the wait of a call; `merged` has the stall of each rank at its last merged call."""
     last, spread = claim.rank, claim.known_us
     own = ranks[call.rank].find_stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
         before = ranks[last].find_stall_before(float("inf"), merged)
-    at_last = newest.get(last, 0)
+    at_last = view.stalls.get(last, 0)
     # A new session starts at zero.
     other = at_last - before if at_last >= before else at_last
     # Dumping stalled both ranks; its share is the additional stall of the late one.
     dumped = other - max(0, call.stall_us - own)
     widest = WidestSpread(
-        iteration=iteration,
+        iteration=view.iteration,
         sequence=min(call.sequence, OPEN_END_POSITION),
         kind=call.kind.name.lower(),
         name=call.name,
@@ -275,7 +271,7 @@ class _RankCalls:
             fits = (columns["group"][rows] == place) & (columns["sequence"][rows] == call.sequence)
             kind = columns["kind"][rows]
             fits &= (kind >= kinds[0]) & (kind <= kinds[1])
-            if call.kind in _OTHER_END_KIND:
+            if call.kind.other_end:
                 fits &= columns["peer"][rows] == call.rank
             if fits.any():
                 return True

@@ -143,54 +143,55 @@ class HcclExecLimit:
 
 def read_exec_limit(timeouts: RankTimeouts) -> HcclExecLimit:
     """Return the limit of execution; an option of the TF session overrides the environment."""
-    mode = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper()
-    name, read = HCCL_EXEC, _read_exec_setting(timeouts, aiv=mode == "AIV")
+    aiv = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper() == "AIV"
+    name, read = (
+        HCCL_EXEC,
+        _read_cann_setting(
+            timeouts, HCCL_EXEC, MAX_HCCL_AIV_S if aiv else _DEFAULT_EXEC_S, whole=not aiv
+        ),
+    )
     session_s = read_declared_limit(timeouts.limits, HCCL_SESSION_EXEC)
     if session_s is not None:
         name, read = HCCL_SESSION_EXEC, TimeoutSetting(session_s, "session")
-    if mode == "AIV":
-        most = 0 < read.seconds <= MAX_HCCL_AIV_S
-        limit_s = read.seconds if most else MAX_HCCL_AIV_S
-        source = f"{read.source}; at most {MAX_HCCL_AIV_S} s in AIV mode"
-        return HcclExecLimit(name, read.seconds, limit_s, source, aiv=True)
-    limit_s = _round_exec_limit(read.seconds)
     source = read.source
-    if limit_s != read.seconds:
-        source += f": {read.seconds:g} s; Ascend 910 and 310P round it, other devices do not"
-    return HcclExecLimit(name, read.seconds, limit_s, source, aiv=False)
+    if aiv:
+        limit_s = read.seconds if 0 < read.seconds <= MAX_HCCL_AIV_S else MAX_HCCL_AIV_S
+        source += f"; at most {MAX_HCCL_AIV_S} s in AIV mode"
+    else:
+        limit_s = _round_exec_limit(read.seconds)
+        if limit_s != read.seconds:
+            source += f": {read.seconds:g} s; Ascend 910 and 310P round it, other devices do not"
+    return HcclExecLimit(name, read.seconds, limit_s, source, aiv)
 
 
 def list_hccl_limits(timeouts: RankTimeouts, *, torch: bool) -> list[WaitLimit]:
     """Return the limits of HCCL itself for one rank."""
     execution = read_exec_limit(timeouts)
     limits = [WaitLimit(_build_limit(execution.name, execution.limit_s, execution.source))]
-    variables = timeouts.variables
-    if torch and not variables.get(HCCL_EVENT, "").strip():
+    if torch and not timeouts.variables.get(HCCL_EVENT, "").strip():
         event_s = execution.read_s + HCCL_EVENT_MARGIN_S if execution.read_s else 0
         source = f"default of torch_npu: {HCCL_EXEC} + {HCCL_EVENT_MARGIN_S} s"
         limits.append(WaitLimit(_build_limit(HCCL_EVENT, event_s, source), derived=True))
     else:
-        legal = (0, UNLIMITED_TIMEOUT_S)
-        event = read_timeout_setting(
-            variables, HCCL_EVENT, _DEFAULT_EVENT_S, owner="CANN", legal=legal
-        )
+        event = _read_cann_setting(timeouts, HCCL_EVENT, _DEFAULT_EVENT_S)
         limits.append(WaitLimit(_build_limit(HCCL_EVENT, event.seconds, event.source)))
     legal = (_DEFAULT_CONNECT_S, MAX_HCCL_CONNECT_S)
-    connect = read_timeout_setting(
-        variables, HCCL_CONNECT, _DEFAULT_CONNECT_S, owner="CANN", legal=legal
-    )
+    connect = _read_cann_setting(timeouts, HCCL_CONNECT, _DEFAULT_CONNECT_S, legal=legal)
     source = f"{connect.source}; applies to the first collective of a group only"
-    limits.append(
-        WaitLimit(_build_limit(HCCL_CONNECT, connect.seconds, source), LimitCoverage.FIRST)
-    )
-    return limits
+    first = _build_limit(HCCL_CONNECT, connect.seconds, source)
+    return [*limits, WaitLimit(first, LimitCoverage.FIRST)]
 
 
-def _read_exec_setting(timeouts: RankTimeouts, *, aiv: bool) -> TimeoutSetting:
-    default = MAX_HCCL_AIV_S if aiv else _DEFAULT_EXEC_S
-    legal = (0, UNLIMITED_TIMEOUT_S)
+def _read_cann_setting(
+    timeouts: RankTimeouts,
+    name: str,
+    default: float,
+    *,
+    legal: tuple[float, float] = (0, UNLIMITED_TIMEOUT_S),
+    whole: bool = True,
+) -> TimeoutSetting:
     return read_timeout_setting(
-        timeouts.variables, HCCL_EXEC, default, owner="CANN", legal=legal, whole=not aiv
+        timeouts.variables, name, default, owner="CANN", legal=legal, whole=whole
     )
 
 
@@ -261,11 +262,13 @@ def collect_group_limits(
         if session is None and rank not in facts.timeouts:
             continue
         own = next((each for each in timeouts.groups if each.group == group.name), None)
-        backend = backend or (own.backend if own else _find_default_backend(session))
-        scope = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
-        for limit in _list_rank_limits(timeouts, own, session, scope):
+        own_backend = own.backend if own else _find_default_backend(session)
+        backend = backend or own_backend
+        is_world = session is None or len(group.ranks) == session.world_size
+        scope = GroupScope.WORLD if is_world else GroupScope.PART
+        for limit in _list_rank_limits(timeouts, own_backend, own, session, scope):
             known.setdefault(limit, []).append(rank)
-        aiv = aiv or _is_aiv(timeouts)
+        aiv = aiv or read_exec_limit(timeouts).aiv
     limits = (
         replace(each, limit=replace(each.limit, ranks=tuple(holders)))
         for each, holders in known.items()
@@ -275,11 +278,11 @@ def collect_group_limits(
 
 def _list_rank_limits(
     timeouts: RankTimeouts,
+    backend: str,
     own: GroupTimeout | None,
     session: SessionStatus | None,
     scope: GroupScope,
 ) -> list[WaitLimit]:
-    backend = own.backend if own else _find_default_backend(session)
     torch = own is not None or (session is not None and session.framework.startswith("torch"))
     limits: list[WaitLimit] = []
     if backend == "hccl":
@@ -296,19 +299,19 @@ def _list_torch_limits(
     session: SessionStatus | None,
     scope: GroupScope,
 ) -> list[WaitLimit]:
-    source = "process group"
-    limit_us = own.timeout_us if own else 0
+    version = _parse_torch_version(session)
+    limit_us, source = own.timeout_us if own else 0, "process group"
     if not limit_us:
-        limit_us = _find_default_timeout_s(backend, session) * SECOND_US
-        source = "default of torch"
+        seconds = 600 if backend == "nccl" and version >= (2, 2) else _HALF_HOUR_S
+        limit_us, source = seconds * SECOND_US, "default of torch"
     given = WaitLimit(TimeoutLimit(scope.value, limit_us, source, ()))
     if backend == "nccl":
-        return [
-            _apply_error_handling(given, timeouts.variables),
-            _build_nccl_heartbeat(timeouts, session),
-        ]
+        usual_s = 480 if version >= (2, 5) else 600
+        beat = _build_heartbeat(timeouts, "NCCL", usual_s, is_monitored=True)
+        return [_apply_error_handling(given, timeouts.variables), beat]
     if backend == "hccl":
-        return [_build_hccl_watchdog(given, timeouts), _build_hccl_heartbeat(timeouts)]
+        beat = _build_heartbeat(timeouts, "HCCL", 600, is_monitored=False)
+        return [_build_hccl_watchdog(given, timeouts), beat]
     return [given]
 
 
@@ -339,24 +342,17 @@ def _build_hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
     return WaitLimit(raised, derived=True)
 
 
-def _build_nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
-    usual = 480 if _parse_torch_version(session) >= (2, 5) else 600
-    monitored = is_variable_on(timeouts.variables, "TORCH_NCCL_ENABLE_MONITORING", default=True)
-    return _build_heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
-
-
-def _build_hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
-    monitored = is_variable_on(timeouts.variables, "TORCH_HCCL_ENABLE_MONITORING", default=False)
-    return _build_heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
-
-
-def _build_heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
-    read = read_timeout_setting(
-        timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_TIMEOUT_S)
-    )
+def _build_heartbeat(
+    timeouts: RankTimeouts, library: str, usual_s: int, *, is_monitored: bool
+) -> WaitLimit:
+    """Return the limit of a watchdog's heartbeat; `is_monitored` unless a variable says else."""
+    name, legal = f"TORCH_{library}_HEARTBEAT_TIMEOUT_SEC", (1, UNLIMITED_TIMEOUT_S)
+    read = read_timeout_setting(timeouts.variables, name, usual_s, owner="torch", legal=legal)
     source = f"{read.source}; detects a stuck watchdog, not a late rank"
     beat = WaitLimit(_build_limit(name, read.seconds, source), LimitCoverage.NOTHING)
-    return beat if monitored else _disable_limit(beat, "monitoring is off")
+    switch = f"TORCH_{library}_ENABLE_MONITORING"
+    is_on = is_variable_on(timeouts.variables, switch, default=is_monitored)
+    return beat if is_on else _disable_limit(beat, "monitoring is off")
 
 
 def _list_session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
@@ -386,19 +382,7 @@ def _find_default_backend(session: SessionStatus | None) -> str:
     )
 
 
-def _find_default_timeout_s(backend: str, session: SessionStatus | None) -> int:
-    return 600 if backend == "nccl" and _parse_torch_version(session) >= (2, 2) else _HALF_HOUR_S
-
-
 def _parse_torch_version(session: SessionStatus | None) -> tuple[int, ...]:
     version = session.framework.partition(" ")[2] if session else ""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts if part.isdecimal()) or (2, 5)
-
-
-def _is_world(group: ProcessGroup, session: SessionStatus | None) -> bool:
-    return session is None or len(group.ranks) == session.world_size
-
-
-def _is_aiv(timeouts: RankTimeouts) -> bool:
-    return read_exec_limit(timeouts).aiv

@@ -142,23 +142,24 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
 def build_call_finding(
     kind: FindingKind,
     text: str,
-    call: CallDescription,
+    call: CallDescription | None,
     *,
     ranks: tuple[int, ...],
     last: tuple[str, int] | None = None,
 ) -> Finding:
-    """Return a finding about a call; `last` names another operator and position than the call's.
+    """Return a finding about a call, or about none.
 
-    `merge_iteration` sets the iteration of all findings, and whether they are provisional.
+    `last` names another operator and position than the call's. `merge_iteration` sets the iteration
+    of all findings, and whether they are provisional.
     """
-    name, position = last or (call.name, call.position)
+    name, position = last or ((call.name, call.position) if call else ("", -1))
     return Finding(
         kind=kind,
         iteration=0,
         text=text,
         ranks=ranks,
-        group=call.group.name,
-        sequence=call.sequence,
+        group=call.group.name if call else "",
+        sequence=call.sequence if call else -1,
         name=name,
         position=position,
     )
@@ -297,16 +298,11 @@ def find_missing_members(
     return missing
 
 
-_JOINT_KINDS = tuple(
-    map(
-        int,
-        (
-            EventKind.ALL_REDUCE,
-            EventKind.ALL_GATHER,
-            EventKind.REDUCE_SCATTER,
-            EventKind.BARRIER,
-        ),
-    )
+_JOINT_KINDS = (
+    EventKind.ALL_REDUCE,
+    EventKind.ALL_GATHER,
+    EventKind.REDUCE_SCATTER,
+    EventKind.BARRIER,
 )
 """Collectives that cannot be complete on any member before every member has entered them."""
 
@@ -336,11 +332,12 @@ def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> 
     part = {field: table.members[field][own] for field in _MEMBER_FIELDS}
     here = {field: int(table.members[field][member]) for field in _MEMBER_FIELDS}
     same = part["group"] == here["group"]
-    if here["peer"] >= 0 and here["kind"] in _OTHER_END:
+    other_end = EventKind(here["kind"]).other_end
+    if here["peer"] >= 0 and other_end:
         there = int(table.members["rank"][member])
-        same &= (part["kind"] == _OTHER_END[here["kind"]]) & (part["peer"] == there)
+        same &= (part["kind"] == other_end) & (part["peer"] == there)
     else:
-        same &= ~np.isin(part["kind"], list(_OTHER_END))
+        same &= ~np.isin(part["kind"], (EventKind.SEND, EventKind.RECV))
     below = part["position"][same & (part["sequence"] < here["sequence"])]
     above = part["position"][same & (part["sequence"] > here["sequence"])]
     if rank in gaps.open_ranks and not len(above):
@@ -350,10 +347,6 @@ def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> 
 
 
 _MEMBER_FIELDS = ("group", "sequence", "kind", "peer", "position")
-_OTHER_END = {
-    int(EventKind.SEND): int(EventKind.RECV),
-    int(EventKind.RECV): int(EventKind.SEND),
-}
 
 
 def build_absence_findings(

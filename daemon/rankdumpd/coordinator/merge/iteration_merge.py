@@ -45,8 +45,8 @@ from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     CallAbsences,
-    CallDescription,
     build_absence_findings,
+    build_call_finding,
     build_cycle_findings,
     build_deadlock_findings,
     build_gap_findings,
@@ -361,7 +361,7 @@ def build_ended_findings(
         calls = missed.get(rank, ())
         first = find_first_missed(calls, absence) if calls else None
         described = None if first is None else describe_call(table, match, first)
-        where, name, position = _describe_end(table, match, rank)
+        where, last = _describe_end(table, match, rank)
         if view.lost[rank]:
             text = f"the process of rank {rank} ended {where}, without ending its session"
         else:
@@ -373,7 +373,7 @@ def build_ended_findings(
             others = f" and {len(calls) - 1} more after it" if len(calls) > 1 else ""
             failed = "" if first is None else _describe_failure(table, match, first)
             text += f"; it never arrived at {described.text}{others}{failed}"
-        yield _make_finding(rank, text, described, (name, position))
+        yield build_call_finding(FindingKind.ENDED_RANK, text, described, ranks=(rank,), last=last)
 
 
 def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[int, Sequence[int]]:
@@ -410,20 +410,20 @@ def _find_last_time(table: EventTable, rank: int) -> int:
     return int(table["time_us"][table.ranks[rank].stop - 1]) if rank in table.ranks else 0
 
 
-def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, str, int]:
+def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, tuple[str, int]]:
     """Return where a rank ended, with name and position of its last event."""
     if rank not in table.ranks:
-        return "before this iteration", "", -1
+        return "before this iteration", ("", -1)
     row = table.ranks[rank].stop - 1
     name, position = table.name(row), int(table["position"][row])
     within = "within" if table["end_position"][row] == NEVER_ENDED else "after"
     if int(table["kind"][row]) == int(EventKind.OPERATOR):
-        return f"{within} {name!r} at position {position}", name, position
+        return f"{within} {name!r} at position {position}", (name, position)
     member = table.member_ranks[rank].stop - 1
     call = int(map_members_to_calls(match)[member])
     if table.members["outcome"][member] == CallOutcome.FAILED:
         within = "after the failure of"
-    return f"{within} {describe_call(table, match, call).text}", name, position
+    return f"{within} {describe_call(table, match, call).text}", (name, position)
 
 
 def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
@@ -433,19 +433,3 @@ def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
     if not failed:
         return ""
     return f", which failed on {describe_ranks(table.members['rank'][failed].tolist())}"
-
-
-def _make_finding(
-    rank: int, text: str, missed: CallDescription | None, last: tuple[str, int]
-) -> Finding:
-    name, position = last
-    return Finding(
-        kind=FindingKind.ENDED_RANK,
-        iteration=0,
-        text=text,
-        ranks=(rank,),
-        group="" if missed is None else missed.group.name,
-        sequence=-1 if missed is None else missed.sequence,
-        name=name,
-        position=position,
-    )

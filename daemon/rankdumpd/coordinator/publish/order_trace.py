@@ -121,14 +121,12 @@ def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -
     call_of_line = order.columns["call"][lines]
     lines = lines[call_of_line >= 0]
     own = call_of_line[call_of_line >= 0]
-    counts = calls.bounds[own + 1] - calls.bounds[own]
-    starts = np.cumsum(counts) - counts
-    at = np.arange(int(counts.sum())) + np.repeat(calls.bounds[own] - starts, counts)
+    counts, at = calls.locate_members(own)
     column = {name: values[at] for name, values in calls.members.items()}
     start = column["start_us"].astype("i8")
     is_open = column["end_position"] == OPEN_END_POSITION
     end = np.where(is_open, last_us, column["end_us"].astype("i8"))
-    last = np.maximum.reduceat(start, starts) if len(own) else start
+    last = np.maximum.reduceat(start, np.cumsum(counts) - counts) if len(own) else start
     return CallMemberColumns(
         lines=lines,
         line=np.repeat(np.arange(len(own)), counts),

@@ -112,19 +112,13 @@ class _TablePart:
 
     def members(self, field: str, code: str) -> Any:
         """Return a list per line: the member's value, one for an operator."""
-        bounds = self._order.calls.bounds
         counts = np.ones(len(self._lines), "i8")
-        counts[self._is_call] = bounds[self._calls + 1] - bounds[self._calls]
-        values = np.empty(int(counts.sum()), code)
-        offsets = np.concatenate(([0], np.cumsum(counts)))
+        counts[self._is_call], members = self._order.calls.locate_members(self._calls)
         is_call = np.repeat(self._is_call, counts)
+        values = np.empty(len(is_call), code)
         values[~is_call] = self._order.columns[field][self._lines[~self._is_call]]
-        within = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
-        first = np.zeros(len(self._lines), "i8")
-        first[self._is_call] = bounds[self._calls]
-        member = (np.repeat(first, counts) + within)[is_call]
-        values[is_call] = self._order.calls.members[field][member]
-        return self._list(offsets, values)
+        values[is_call] = self._order.calls.members[field][members]
+        return self._list(counts, values)
 
     def missing(self) -> Any:
         """Return a list per line: ranks that should have taken part and did not."""
@@ -132,9 +126,10 @@ class _TablePart:
         counts = np.zeros(len(self._lines), "i8")
         counts[self._is_call] = [len(ranks) for ranks in lists]
         values = np.array([rank for ranks in lists for rank in ranks], "u4")
-        return self._list(np.concatenate(([0], np.cumsum(counts))), values)
+        return self._list(counts, values)
 
-    def _list(self, offsets: EventColumn, values: EventColumn) -> Any:
+    def _list(self, counts: EventColumn, values: EventColumn) -> Any:
+        offsets = np.concatenate(([0], np.cumsum(counts)))
         return self._arrow.ListArray.from_arrays(
             self._arrow.array(offsets.astype("i4")), self._arrow.array(values)
         )

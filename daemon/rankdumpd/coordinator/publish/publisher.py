@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from rankdump._core import tree_root as trees
@@ -43,14 +45,15 @@ from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError, ExhaustedError, RejectedError, UnavailableError
 from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.fleet_views import PublishedOffsets
-from rankdumpd.coordinator.publish import tree_files
 from rankdumpd.coordinator.publish.order_lines import format_csv_lines, list_graphs
 from rankdumpd.coordinator.publish.order_trace import format_trace
 from rankdumpd.coordinator.publish.parquet_table import has_parquet, write_parquet_table
 from rankdumpd.coordinator.publish.tree_files import (
+    append_chunks,
     make_tree_folder,
     open_without_links,
     truncate_file,
+    write_whole_file,
 )
 from rankdumpd.server import state_files
 
@@ -161,7 +164,7 @@ def _recover_folder(folder: Path, tag: str, written: tuple[int, int], position: 
         _check_order_file(folder / name)
         parts = parse_order_file_name(name)
         is_order = parts is not None
-        numbers = _parse_finding_line if parts is None else _OrderLineNumbers(parts.attempt)
+        numbers = partial(_parse_order_numbers, parts.attempt) if parts else _parse_finding_numbers
         size, next_position = _measure_whole_lines(folder / name, numbers, written)
         position = max(position, next_position)
         if size > is_order * len(_HEADER):
@@ -176,20 +179,14 @@ _LineNumbers = Callable[[bytes], tuple[tuple[int, int], int]]
 """Returns the iteration of a line with its attempt, and the position of the next line."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OrderLineNumbers:
-    """Reads the numbers of lines in the order file of an attempt."""
-
-    attempt: int
-
-    def __call__(self, line: bytes) -> tuple[tuple[int, int], int]:
-        if line == _HEADER:
-            return (-1, self.attempt), 0
-        position, iteration, _ = line.split(b",", 2)
-        return (int(iteration), self.attempt), int(position) + 1
+def _parse_order_numbers(attempt: int, line: bytes) -> tuple[tuple[int, int], int]:
+    if line == _HEADER:
+        return (-1, attempt), 0
+    position, iteration, _ = line.split(b",", 2)
+    return (int(iteration), attempt), int(position) + 1
 
 
-def _parse_finding_line(line: bytes) -> tuple[tuple[int, int], int]:
+def _parse_finding_numbers(line: bytes) -> tuple[tuple[int, int], int]:
     finding = parse_finding_line(line.decode(errors="replace"))
     return (finding.iteration, finding.attempt), 0
 
@@ -227,7 +224,7 @@ _WRITE_ERRORS = (OSError, CorruptedError, RejectedError, UnavailableError)
 
 
 class OrderPublisher:
-    """Appends iterations to the files of every job; for one thread at a time."""
+    """Appends iterations and findings to the files of every job; for one thread at a time."""
 
     def __init__(
         self,
@@ -264,12 +261,38 @@ class OrderPublisher:
             )
             return self._write(target, order, job_id, root), ""
         except _WRITE_ERRORS as error:
-            if state_files.is_transient(error):
-                raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
+            _raise_if_transient(root, error)
             problem = f"{len(order)} entries of the order could not be published: {error}"
             about = {"job": job_id, "iteration": order.iteration, "root": root}
             _logger.error("job %s, iteration %d: %s", job_id, order.iteration, problem, extra=about)
             return None, f"iteration {order.iteration}: {problem}"
+
+    def append_findings(
+        self,
+        findings: Sequence[Finding],
+        *,
+        job_id: str,
+        root: str,
+        offsets: PublishedOffsets | None,
+    ) -> tuple[PublishedOffsets | None, str]:
+        """Write findings beside the order, all or none.
+
+        Return the new offsets and an empty text, or the old offsets and why nothing was written;
+        ExhaustedError as `append` raises it.
+        """
+        if not findings:
+            return offsets, ""
+        try:
+            target = open_order_folder(job_id, root, offsets, roots=self._roots)
+            name = target.name_file(FINDINGS_FILE)
+            lines = (format_finding_line(finding).encode() for finding in findings)
+            size = append_chunks(target.folder / name, lines, size_bytes=target.sizes.get(name, 0))
+            return PublishedOffsets(root, target.sizes | {name: size}, target.position), ""
+        except _WRITE_ERRORS as error:
+            _raise_if_transient(root, error)
+            about = {"job": job_id, "root": root}
+            _logger.error("job %s: findings could not be published: %s", job_id, error, extra=about)
+            return offsets, f"{len(findings)} findings could not be published: {error}"
 
     def _write(
         self, target: OrderFolder, order: GlobalOrder, job_id: str, root: str
@@ -281,10 +304,7 @@ class OrderPublisher:
             for graph in list_graphs(order):
                 name = target.name_file(make_order_file_name(graph, attempt=order.attempt))
                 size = sizes.get(name, 0)
-                undo.callback(
-                    _undo_step,
-                    lambda at=target.folder / name, size=size: tree_files.truncate_file(at, size),
-                )
+                undo.callback(_undo_step, partial(truncate_file, target.folder / name, size))
                 chunks = format_csv_lines(order, graph, target.position)
                 sizes[name] = _append_lines(target.folder / name, chunks, size)
                 _write_iteration_files(target, order, graph, undo, tabled=tabled, traced=traced)
@@ -303,35 +323,10 @@ class OrderPublisher:
         return False
 
 
-def write_findings(
-    findings: Sequence[Finding],
-    *,
-    job_id: str,
-    root: str,
-    offsets: PublishedOffsets | None,
-    roots: Sequence[str] = (),
-) -> tuple[PublishedOffsets | None, str]:
-    """Write findings beside the order, all or none.
-
-    Return the new offsets and an empty text, or the old offsets and why nothing was written;
-    ExhaustedError as `OrderPublisher.append` raises it.
-    """
-    if not findings:
-        return offsets, ""
-    try:
-        target = open_order_folder(job_id, root, offsets, roots=roots)
-        name = target.name_file(FINDINGS_FILE)
-        lines = (format_finding_line(finding).encode() for finding in findings)
-        size = tree_files.append_chunks(
-            target.folder / name, lines, size_bytes=target.sizes.get(name, 0)
-        )
-        return PublishedOffsets(root, target.sizes | {name: size}, target.position), ""
-    except _WRITE_ERRORS as error:
-        if state_files.is_transient(error):
-            raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
-        about = {"job": job_id, "root": root}
-        _logger.error("job %s: findings could not be published: %s", job_id, error, extra=about)
-        return offsets, f"{len(findings)} findings could not be published: {error}"
+def _raise_if_transient(root: str, error: Exception) -> None:
+    """Raise ExhaustedError where another attempt may succeed."""
+    if state_files.is_transient(error):
+        raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
 
 
 def read_published_entries(
@@ -351,12 +346,8 @@ def _count_events(order: GlobalOrder) -> int:
 
 
 def _append_lines(path: Path, lines: Iterator[bytes], size_bytes: int) -> int:
-    def chunks() -> Iterator[bytes]:
-        if not size_bytes:
-            yield ORDER_HEADER.encode()
-        yield from lines
-
-    return tree_files.append_chunks(path, chunks(), size_bytes=size_bytes)
+    header = () if size_bytes else (_HEADER,)
+    return append_chunks(path, chain(header, lines), size_bytes=size_bytes)
 
 
 def _write_iteration_files(
@@ -369,22 +360,20 @@ def _write_iteration_files(
     traced: bool,
 ) -> None:
     """Write the table and the trace of an iteration."""
-    if tabled:
-        folder = target.folder / target.name_file(
-            make_order_file_name(graph, "parquet", order.attempt)
-        )
-        path = folder / make_parquet_file_name(order.iteration)
-        tree_files.make_tree_folder(folder)
-        undo.callback(_undo_step, path.unlink)
-        write_parquet_table(path, order, graph, target.position)
-    if traced:
-        folder = target.folder / target.name_file(
-            make_order_file_name(graph, "trace", order.attempt)
-        )
-        path = folder / make_trace_file_name(order.iteration)
-        tree_files.make_tree_folder(folder)
-        undo.callback(_undo_step, path.unlink)
-        tree_files.write_whole_file(path, format_trace(order, graph, target.position))
+    for form, is_wanted, name_file, write in (
+        ("parquet", tabled, make_parquet_file_name, write_parquet_table),
+        ("trace", traced, make_trace_file_name, _write_trace),
+    ):
+        if is_wanted:
+            name = target.name_file(make_order_file_name(graph, form, order.attempt))
+            path = target.folder / name / name_file(order.iteration)
+            make_tree_folder(path.parent)
+            undo.callback(_undo_step, path.unlink)
+            write(path, order, graph, target.position)
+
+
+def _write_trace(path: Path, order: GlobalOrder, graph: int, first_position: int) -> None:
+    write_whole_file(path, format_trace(order, graph, first_position))
 
 
 def _undo_step(step: Callable[[], None]) -> None:
@@ -395,7 +384,7 @@ def _undo_step(step: Callable[[], None]) -> None:
 
 def _read_entries(path: Path, size_bytes: int, attempt: int) -> Iterator[OrderEntry]:
     try:
-        with open(path, "rb", opener=tree_files.open_without_links) as file:
+        with open(path, "rb", opener=open_without_links) as file:
             at = len(file.readline())
             while at < size_bytes and (line := file.readline()):
                 at += len(line)

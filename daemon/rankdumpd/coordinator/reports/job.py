@@ -105,12 +105,8 @@ class PendingIteration:
         }
 
 
-def split_by_iteration(columns: EventColumns) -> IterationParts:
-    """Return the iterations of a batch in rising order, each with its events."""
-    return list(_iter_iteration_parts(columns))
-
-
-def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+    """Yield the iterations of a batch in rising order, each with its events."""
     if columns.unseen:
         yield from _iter_unseen_parts(columns)
         columns = dataclasses.replace(columns, unseen=())
@@ -240,6 +236,13 @@ class ReportedJob:
         if iteration in self.pending:
             self.pending[iteration].last_s = now_s
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
+
+    def restore_balance(self, row: BalanceRow, *, acknowledged: int) -> None:
+        """Restore a balance; it counts when its agent will not report it again."""
+        if row.sequence > acknowledged:
+            self.ranks.restore_balance(row.status)
+        else:
+            self.ranks.update_balance(row.status, needed=self.needs_iteration(row.status.iteration))
 
     def update_coverage(self, covered: ReportedRankCoverage) -> None:
         """Note the time up to which a rank is known."""

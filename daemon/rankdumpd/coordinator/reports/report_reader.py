@@ -32,6 +32,7 @@ from rankdump._wire.metadata_messages import events_from_wire
 from rankdump._wire.session_messages import (
     MAX_JOB_ID_CHARACTERS,
     MAX_WORLD_SIZE,
+    check_rank,
     reasons_from_wire,
     timeouts_from_wire,
 )
@@ -202,8 +203,7 @@ def _check_session(session: SessionStatus) -> SessionStatus:
 
 def _check_balance(status: IterationStatus) -> IterationStatus:
     _check_ids(f"balance of rank {status.rank}", status.job_id, status.session_id)
-    if status.rank >= MAX_WORLD_SIZE:
-        raise ProtocolError(f"balance of rank {status.rank}: at most {MAX_WORLD_SIZE} ranks")
+    check_rank("balance", status.rank)
     numbers = (value for value in dataclasses.astuple(status) if isinstance(value, int))
     check_numbers(f"balance of rank {status.rank}", numbers)
     return dataclasses.replace(status, dropped=reasons_from_wire(status.dropped))
@@ -228,8 +228,7 @@ def _check_source(what: str, job_id: str, rank: int) -> None:
     if not job_id:
         raise ProtocolError(f"{what} of rank {rank} without a job id")
     check_text(f"{what} with a job id", job_id, MAX_JOB_ID_CHARACTERS)
-    if rank >= MAX_WORLD_SIZE:
-        raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
+    check_rank(what, rank)
 
 
 def _check_root(job_id: str, root: str) -> str:

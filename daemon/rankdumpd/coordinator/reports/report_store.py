@@ -67,7 +67,9 @@ class ReportingAgent:
     """Distinguishes hosts of the same name."""
     received: int = 0
     acknowledged: int = 0
-    """Number of the last item up to which all are mark_committed."""
+    """Number of the last item up to which all are committed."""
+    written: tuple[str, int] | None = None
+    """Host and that number, as the state has them."""
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -117,7 +119,6 @@ class AgentRegistry:
 
     def __init__(self) -> None:
         self.by_id: dict[str, ReportingAgent] = {}
-        self._rows: dict[str, tuple[str, int]] = {}
 
     def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
         """Return a known or a new agent; ExhaustedError when there are too many."""
@@ -154,8 +155,8 @@ class AgentRegistry:
         agent = ReportingAgent(
             row.agent_id, last_report_s, row.host, received=known, acknowledged=known
         )
+        agent.written = row.host, known
         self.by_id[row.agent_id] = agent
-        self._rows[row.agent_id] = row.host, row.acknowledged
 
     def rows(
         self, lowest: Iterable[Mapping[str, int]], *, now_s: float, now_us: int
@@ -174,7 +175,7 @@ class AgentRegistry:
                 name, agent.host, committed[name], now_us - int((now_s - agent.last_report_s) * 1e6)
             )
             for name, agent in self.by_id.items()
-            if self._rows.get(name) != (agent.host, committed[name])
+            if agent.written != (agent.host, committed[name])
         ]
 
     def mark_committed(self, row: AgentRow) -> None:
@@ -182,7 +183,7 @@ class AgentRegistry:
         agent = self.by_id.get(row.agent_id)
         if agent is not None:
             agent.acknowledged = row.acknowledged
-            self._rows[row.agent_id] = row.host, row.acknowledged
+            agent.written = row.host, row.acknowledged
 
     def forget(self, *, before_s: float) -> list[str]:
         """Forget the agents without a report since then; return their ids."""
@@ -191,7 +192,6 @@ class AgentRegistry:
         ]
         for name in silent:
             del self.by_id[name]
-            self._rows.pop(name, None)
         return silent
 
 
@@ -212,67 +212,6 @@ def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str
     }
 
 
-def restore_rows(
-    rows: Iterable[StateRow],
-    jobs: dict[str, ReportedJob],
-    agents: AgentRegistry,
-    *,
-    now_s: float,
-    now_us: int,
-) -> None:
-    """Fill jobs and agents; agents come first among the rows, published iterations before balances.
-
-    Agents report items that were not acknowledged again, after the events before them; until then
-    these items must not make an iteration look complete.
-    """
-    acknowledged: dict[str, int] = {}
-    for row in rows:
-        if isinstance(row, AgentRow):
-            agents.restore(row, now_s=now_s, now_us=now_us)
-            acknowledged[row.agent_id] = row.acknowledged
-        elif isinstance(row, JobRow):
-            job = jobs[row.job_id] = ReportedJob(row.job_id, now_s=now_s)
-            job.first_s = now_s - (now_us - row.first_us) / 1e6
-            job.last_report_s = now_s - max(0, now_us - row.heard_us) / 1e6
-            job.roots = dict.fromkeys(row.roots)
-        elif isinstance(row, SessionStatusRow | BalanceRow):
-            known = acknowledged.get(row.agent_id, 0)
-            _restore_status(row, jobs[row.status.job_id], acknowledged=known)
-            if row.sequence <= known and row.agent_id in agents.by_id:
-                agents.by_id[row.agent_id].jobs.add(row.status.job_id)
-        else:
-            _restore_part(row, jobs)
-
-
-def _restore_status(
-    row: SessionStatusRow | BalanceRow, job: ReportedJob, *, acknowledged: int
-) -> None:
-    if isinstance(row, SessionStatusRow):
-        job.restore_session(row, acknowledged=acknowledged)
-    elif row.sequence > acknowledged:
-        job.ranks.restore_balance(row.status)
-    else:
-        job.ranks.update_balance(row.status, needed=job.needs_iteration(row.status.iteration))
-
-
-def _restore_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
-    if isinstance(row, PublishedIterationRow):
-        jobs[row.job_id].published.restore(row)
-    elif isinstance(row, LateEventsRow):
-        jobs[row.job_id].published.restore_late(row)
-    elif isinstance(row, FindingRow):
-        jobs[row.job_id].findings.append(row.finding)
-    elif isinstance(row, RankTimeoutsRow):
-        jobs[row.job_id].ranks.update_timeouts(row.rank, row.timeouts)
-    elif isinstance(row, JobResultRow):
-        job = jobs[row.job_id]
-        job.offsets, job.hint_state, job.more_findings = (
-            row.offsets,
-            row.hint_state,
-            row.more_findings,
-        )
-
-
 MAX_JOBS = 1 << 14
 """Jobs that are remembered, each for days after its end."""
 
@@ -289,9 +228,15 @@ class ReportStore:
         self._latest = ""
 
     def restore(self, rows: Iterable[StateRow], *, now_s: float, now_us: int) -> None:
-        """Restore the rows of an earlier process; called once, before any other method."""
+        """Restore the rows of an earlier process; called once, before any other method.
+
+        Agents come first among the rows, and published iterations before balances. Agents report
+        items that were not acknowledged again, after the events before them; until then these items
+        must not make an iteration look complete.
+        """
         with self._lock:
-            restore_rows(rows, self._jobs, self._agents, now_s=now_s, now_us=now_us)
+            for row in rows:
+                self._restore_row(row, now_s=now_s, now_us=now_us)
             newest = max(self._jobs.values(), key=lambda job: job.last_report_s, default=None)
             self._latest = newest.job_id if newest else ""
 
@@ -303,7 +248,7 @@ class ReportStore:
     def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
         """Add a report unless it is a repeat; return the answer to its agent."""
         # Before the lock: the cost of this part grows with the number of events.
-        parts = [split_by_iteration(columns) for _, columns in report.events]
+        parts = [list(split_by_iteration(columns)) for _, columns in report.events]
         with self._lock:
             agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
             agent.update(report, now_s=now_s)
@@ -528,6 +473,38 @@ class ReportStore:
                 latest=self._latest,
                 agents=self._agents.list_statuses(now_s=now_s),
             )
+
+    def _restore_row(self, row: StateRow, *, now_s: float, now_us: int) -> None:
+        match row:
+            case AgentRow():
+                self._agents.restore(row, now_s=now_s, now_us=now_us)
+            case JobRow():
+                job = self._jobs[row.job_id] = ReportedJob(row.job_id, now_s=now_s)
+                job.first_s = now_s - (now_us - row.first_us) / 1e6
+                job.last_report_s = now_s - max(0, now_us - row.heard_us) / 1e6
+                job.roots = dict.fromkeys(row.roots)
+            case SessionStatusRow() | BalanceRow():
+                job = self._jobs[row.status.job_id]
+                agent = self._agents.by_id.get(row.agent_id)
+                acknowledged = agent.acknowledged if agent else 0
+                if isinstance(row, SessionStatusRow):
+                    job.restore_session(row, acknowledged=acknowledged)
+                else:
+                    job.restore_balance(row, acknowledged=acknowledged)
+                if agent and row.sequence <= acknowledged:
+                    agent.jobs.add(job.job_id)
+            case PublishedIterationRow():
+                self._jobs[row.job_id].published.restore(row)
+            case LateEventsRow():
+                self._jobs[row.job_id].published.restore_late(row)
+            case FindingRow():
+                self._jobs[row.job_id].findings.append(row.finding)
+            case RankTimeoutsRow():
+                self._jobs[row.job_id].ranks.update_timeouts(row.rank, row.timeouts)
+            case JobResultRow():
+                job = self._jobs[row.job_id]
+                job.offsets, job.hint_state = row.offsets, row.hint_state
+                job.more_findings = row.more_findings
 
     def _add_black_box_parts(self, report: AgentReport, *, now_s: float) -> None:
         """Add what is neither numbered nor stored: an agent repeats it, or it is soon outdated."""

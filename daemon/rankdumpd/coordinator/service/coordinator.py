@@ -39,7 +39,7 @@ from rankdumpd.coordinator.control.control_decision import ControlledSession, li
 from rankdumpd.coordinator.control.job_control import JobControl
 from rankdumpd.coordinator.fleet_views import AgentReport, FleetView, ReportAnswer
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
-from rankdumpd.coordinator.publish.publisher import read_published_entries
+from rankdumpd.coordinator.publish.publisher import OrderPublisher, read_published_entries
 from rankdumpd.coordinator.reports.report_reader import ReportReader
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.service.fleet_status import (
@@ -218,14 +218,13 @@ class JobCoordinator(Component):
             self._state.path, "the next process will not know what was reported before"
         )
         self._state_writer = StateWriter(self._store, self._state, self._settings)
-        self._publisher = IterationPublisher(
-            self._store,
-            self._hints,
-            self._state_writer,
+        orders = OrderPublisher(
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
             roots=self._roots,
-            counters=self._counters,
+        )
+        self._publisher = IterationPublisher(
+            self._store, self._hints, self._state_writer, orders, self._counters
         )
         self._state_writer.restore_store()
         self._hints.restore_states()

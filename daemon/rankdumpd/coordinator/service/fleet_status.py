@@ -28,30 +28,25 @@ def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
     states = {"connected": connected, "silent": len(fleet.agents) - connected}
     for state, count in states.items():
         yield MetricSample("rankdump_coordinator_agents", count, {"state": state})
-    lost = sum(agent.lost_events for agent in fleet.agents)
-    yield MetricSample("rankdump_coordinator_agent_lost_events", lost)
-    yield MetricSample("rankdump_coordinator_jobs", len(fleet.jobs))
-    merges = [job.merge for job in jobs]
-    pending = sum(merge.pending_iterations for merge in merges)
-    yield MetricSample("rankdump_coordinator_pending_iterations", pending)
-    events = sum(merge.pending_events for merge in merges)
-    yield MetricSample("rankdump_coordinator_pending_events", events)
-    lag_s = max((merge.lag_s for merge in merges), default=0.0)
-    yield MetricSample("rankdump_coordinator_merge_lag_seconds", lag_s)
     kinds = Counter(finding.kind for job in jobs for finding in job.findings)
     for kind, count in kinds.items():
         yield MetricSample("rankdump_coordinator_findings", count, {"kind": kind.value})
-    yield from _collect_hint_samples(fleet)
-
-
-def _collect_hint_samples(fleet: FleetView) -> Iterator[MetricSample]:
-    hints = [hint for job in fleet.jobs.values() for hint in job.hints]
+    hints = [hint for job in jobs for hint in job.hints]
     levels = Counter(hint.level for hint in hints)
     for level in HintLevel:
         labels = {"level": level.value}
         yield MetricSample("rankdump_coordinator_timeout_hints", levels[level], labels)
-    used = max((hint.share for hint in hints), default=0.0)
-    yield MetricSample("rankdump_coordinator_timeout_used_ratio", used)
+    merges = [job.merge for job in jobs]
+    lost = sum(agent.lost_events for agent in fleet.agents)
+    for name, value in (
+        ("rankdump_coordinator_agent_lost_events", lost),
+        ("rankdump_coordinator_jobs", len(jobs)),
+        ("rankdump_coordinator_pending_iterations", sum(m.pending_iterations for m in merges)),
+        ("rankdump_coordinator_pending_events", sum(m.pending_events for m in merges)),
+        ("rankdump_coordinator_merge_lag_seconds", max((m.lag_s for m in merges), default=0.0)),
+        ("rankdump_coordinator_timeout_used_ratio", max((h.share for h in hints), default=0.0)),
+    ):
+        yield MetricSample(name, value)
 
 
 _PAGE_ENTRIES = 1000

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.collective_calls import describe_ranks
@@ -37,7 +37,7 @@ from rankdumpd.coordinator.hints.open_waits import (
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
-from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
+from rankdumpd.coordinator.publish.publisher import OrderPublisher
 from rankdumpd.coordinator.publish.tree_files import write_hints
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.service.fleet_status import StateWriter
@@ -68,7 +68,7 @@ class OrderPremerger:
         # Waits for a merge in progress: it probably is the one of this view.
         with self._merging:
             ready, self._ready = self._ready, None
-        if ready is not None and _is_same_view(ready[0], view):
+        if ready is not None and ready[0] == view:
             return ready[1]
         return merge_iteration(view)
 
@@ -84,30 +84,10 @@ class OrderPremerger:
     def _merge_upcoming(self) -> None:
         with self._merging:
             view = self._upcoming(MIN_PREMERGE_EVENTS)
-            if view is None or (self._ready and _is_same_view(self._ready[0], view)):
+            if view is None or (self._ready and self._ready[0] == view):
                 return
             self._ready = None
             self._ready = view, merge_iteration(view)
-
-
-def _is_same_view(one: IterationView, other: IterationView) -> bool:
-    """Return whether two views give the same order; batches are compared by identity."""
-    return all(getattr(one, field) == getattr(other, field) for field in _ORDER_FIELDS)
-
-
-_ORDER_FIELDS = (
-    "job_id",
-    "iteration",
-    "events",
-    "excluded",
-    "late",
-    "late_count",
-    "spans",
-    "clocks",
-    "lost",
-    "provisional",
-    "attempt",
-)
 
 
 MAX_REMEMBERED_WARNINGS = 256
@@ -178,18 +158,28 @@ class StandingCauses:
         return count, tuple(found)
 
 
+@dataclass(slots=True)
+class _JobHints:
+    """What the hints of a job are made of, and what became of them."""
+
+    state: HintState = field(default_factory=HintState)
+    open: tuple[TimeoutHint, ...] = ()
+    """About calls that wait now."""
+    root: str = ""
+    """Tree of the latest iteration with open calls."""
+    written: tuple[str, ...] = ()
+    """What the file has that was written last."""
+    warnings: dict[WarningKey, str] = field(default_factory=dict[WarningKey, str])
+
+
 class HintUpdater:
     """Keeps the hints of all jobs up to date; for one thread at a time."""
 
     def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
         """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._roots = store, roots
-        self._states: dict[str, HintState] = {}
-        self._open: dict[str, tuple[TimeoutHint, ...]] = {}
+        self._jobs: defaultdict[str, _JobHints] = defaultdict(_JobHints)
         self._causes = StandingCauses(store)
-        self._roots_by_job: dict[str, str] = {}
-        self._written: dict[str, tuple[str, ...]] = {}
-        self._warnings: dict[str, dict[WarningKey, str]] = {}
 
     def restore_states(self) -> None:
         """Restore the hints of the jobs in the store."""
@@ -197,7 +187,7 @@ class HintUpdater:
             _, text = self._store.get_last_publication(job_id)
             try:
                 if text:
-                    self._states[job_id] = HintState.from_json(text)
+                    self._jobs[job_id].state = HintState.from_json(text)
                     self._refresh(job_id)
             except Exception:
                 # Unreadable hints must not prevent the publication of orders.
@@ -209,17 +199,17 @@ class HintUpdater:
 
     def observe_iteration(self, order: GlobalOrder, view: IterationView) -> str:
         """Add a merged iteration; return the state of its job as JSON text."""
-        before = self._states.get(view.job_id, HintState())
-        state = self._states[view.job_id] = update_hint_state(before, order, view.stalls)
-        return state.to_json()
+        job = self._jobs[view.job_id]
+        job.state = update_hint_state(job.state, order, view.stalls)
+        return job.state.to_json()
 
     def update_published(self, view: IterationView) -> None:
         """Update the hints of a job after an iteration, and write them beside the dump."""
         job_id = view.job_id
         try:
             # The calls of a published iteration wait no longer.
-            waits = self._open.get(job_id, ())
-            self._open[job_id] = tuple(w for w in waits if w.iteration != view.iteration)
+            job = self._jobs[job_id]
+            job.open = tuple(wait for wait in job.open if wait.iteration != view.iteration)
             self._causes.forget_iteration(view)
             self._refresh(job_id, view.root)
         except Exception:
@@ -236,46 +226,41 @@ class HintUpdater:
         views = self._store.list_waiting_iterations(now_s=now_s)
         stuck = self._causes.update(views, now_us=now_us)
         for view in views:
-            self._roots_by_job[view.job_id] = view.root
-            state = self._states.get(view.job_id)
+            job = self._jobs[view.job_id]
+            job.root = view.root
             facts = self._store.build_job_facts(view.job_id)
-            hints = find_open_waits(view, facts, now_us, state)
+            hints = find_open_waits(view, facts, now_us, job.state)
             alarms += find_wait_alarms(view, hints, now_us)
             found[view.job_id] += hints
-        for job_id in {*self._open, *found, *stuck}:
-            waits = tuple(found.get(job_id, ()))
-            if waits != self._open.get(job_id, ()) or job_id in stuck:
-                self._open[job_id] = waits
-                self._refresh(job_id, self._roots_by_job.get(job_id, ""))
-        self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
+        for job_id in {*self._jobs, *stuck}:
+            job, waits = self._jobs[job_id], tuple(found.get(job_id, ()))
+            if waits != job.open or job_id in stuck:
+                job.open = waits
+                self._refresh(job_id, job.root)
         return alarms
 
     def forget_job(self, job_id: str) -> None:
         """Forget the hints of a job."""
-        for known in (self._states, self._open, self._written, self._warnings, self._roots_by_job):
-            known.pop(job_id, None)
+        self._jobs.pop(job_id, None)
 
     def _refresh(self, job_id: str, root: str = "") -> None:
-        state = self._states.get(job_id, HintState())
-        facts = self._store.build_job_facts(job_id)
-        published = build_hints(state, facts)
+        job, facts = self._jobs[job_id], self._store.build_job_facts(job_id)
+        published = build_hints(job.state, facts)
         causes = self._causes.list_findings(job_id)
         hints = tuple(
-            explain_hint(hint, causes, facts.sessions)
-            for hint in (*published, *self._open.get(job_id, ()))
+            explain_hint(hint, causes, facts.sessions) for hint in (*published, *job.open)
         )
-        known = self._warnings.get(job_id, {})
         running = (finding.text for finding in self._causes.list_running(job_id))
-        lines = build_warnings(hints, known, causes=running)
-        self._warnings[job_id] = dict([*(known | lines).items()][-MAX_REMEMBERED_WARNINGS:])
+        lines = build_warnings(hints, job.warnings, causes=running)
+        job.warnings = dict([*(job.warnings | lines).items()][-MAX_REMEMBERED_WARNINGS:])
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
         # Open waits grow all the time, so the file is written only when one begins or ends, or a
         # warning changes.
         content = (repr(published), *texts, *(hint.group for hint in hints if hint.waiting))
-        if self._written.get(job_id) != content:
-            self._written[job_id] = content
+        if job.written != content:
+            job.written = content
             problem = write_hints(root, job_id, hints, roots=self._roots)
             if problem:
                 _logger.warning("job %s: %s", job_id, problem, extra={"job": job_id})
@@ -304,19 +289,11 @@ class IterationPublisher:
         store: ReportStore,
         hints: HintUpdater,
         state: StateWriter,
-        *,
-        table_events: int,
-        trace_events: int,
+        orders: OrderPublisher,
         counters: MetricCounters,
-        roots: Sequence[str] = (),
     ) -> None:
-        """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._hints, self._state = store, hints, state
-        self._counters = counters
-        self._roots = roots
-        self._publisher = OrderPublisher(
-            table_events=table_events, trace_events=trace_events, roots=roots
-        )
+        self._orders, self._counters = orders, counters
         self._premerger = OrderPremerger(store.find_upcoming)
         self._delayed: dict[str, _DelayedIteration] = {}
         """The iteration of each job that is to be attempted again."""
@@ -406,7 +383,7 @@ class IterationPublisher:
         order = self._premerger.merge_view(view)
         self._premerger.is_writing = True
         try:
-            written, problem = self._publisher.append(
+            written, problem = self._orders.append(
                 order, job_id=view.job_id, root=view.root, offsets=offsets
             )
         finally:
@@ -417,12 +394,8 @@ class IterationPublisher:
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
             findings.append(_make_unpublished_finding(view, problem))
-        offsets, findings_problem = write_findings(
-            findings,
-            job_id=view.job_id,
-            root=view.root,
-            offsets=written or offsets,
-            roots=self._roots,
+        offsets, findings_problem = self._orders.append_findings(
+            findings, job_id=view.job_id, root=view.root, offsets=written or offsets
         )
         if findings_problem:
             text = f"iteration {view.iteration}: {findings_problem}"

@@ -117,43 +117,17 @@ JOB_TABLES: tuple[str, ...] = (
 _STATE_DIR_KEY = "coordinator.state_dir"
 
 
-def open_state_database(path: Path) -> sqlite3.Connection:
-    """Return a connection; tables of an earlier version are migrated to the present one."""
-
-    def prepare(connection: sqlite3.Connection) -> None:
-        # Set before the first table is created, so that removing a job frees its pages.
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        # Acknowledged items must survive a power loss: agents delete them.
-        connection.execute("PRAGMA synchronous = FULL")
-        state_files.migrate_tables(
-            connection,
-            path,
-            newest=STATE_TABLES_VERSION,
-            migrations=STATE_MIGRATIONS,
-            known_by="published",
-            whose="coordinator",
-        )
-        connection.executescript(STATE_SCHEMA)
-
-    return state_files.open_database(path, _STATE_DIR_KEY, prepare)
-
-
-def lock_coordinator_state(state_dir: Path) -> int:
-    """Return a locked descriptor, so that no other coordinator publishes into the same files."""
-    return state_files.lock_state_folder(
-        state_dir, "coordinator.lock", _STATE_DIR_KEY, "coordinator"
-    )
-
-
 class CoordinatorState:
     """State file of a coordinator; for one thread at a time."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._lock_fd = lock_coordinator_state(state_dir)
+        # No other coordinator may publish into the same files.
+        self._lock_fd = state_files.lock_state_folder(
+            state_dir, "coordinator.lock", _STATE_DIR_KEY, "coordinator"
+        )
         self.path = state_dir / "coordinator.sqlite"
         try:
-            self._connection = open_state_database(self.path)
+            self._connection = state_files.open_database(self.path, _STATE_DIR_KEY, self._prepare)
         except RankdumpError:
             os.close(self._lock_fd)
             raise
@@ -208,6 +182,23 @@ class CoordinatorState:
             " FROM pragma_page_count c, pragma_freelist_count f, pragma_page_size s"
         )
         return size
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the tables, or migrate those of an earlier version."""
+        # Set before the first table is created, so that removing a job frees its pages.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Acknowledged items must survive a power loss: agents delete them.
+        connection.execute("PRAGMA synchronous = FULL")
+        state_files.migrate_tables(
+            connection,
+            self.path,
+            newest=STATE_TABLES_VERSION,
+            migrations=STATE_MIGRATIONS,
+            known_by="published",
+            whose="coordinator",
+        )
+        connection.executescript(STATE_SCHEMA)
 
     def _change(self, statements: list[tuple[str, list[RowValues]]]) -> None:
         connection = self._connection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdump._core.record import SPACE_REASONS
+from rankdump._core.drop_reasons import SPACE_REASONS
 from rankdumpd.agent.limits import admission, disk_space
 from rankdumpd.agent.limits.admission import (
     DiskSpace,

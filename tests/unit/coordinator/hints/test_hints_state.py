@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.event_lists import list_events
 from support.lockstep import JobCall, events
 from support.order_jobs import view_of
 from support.rank_limits import S, environment, session, torch
@@ -202,7 +203,7 @@ def test_hint_state_bounds_history_and_groups(monkeypatch: pytest.MonkeyPatch):
     assert [point[0] for point in history.history] == list(range(6, 70))
     monkeypatch.setattr(state_room, "MAX_HINT_GROUPS", 1)
     batches = {
-        0: [EventColumns.from_events(events([JobCall((0, 2), (0, 9), (0, 0))])[0][0].to_events())]
+        0: [EventColumns.from_events(list_events(events([JobCall((0, 2), (0, 9), (0, 0))])[0][0]))]
     }
     assert (
         len(update_hint_state(state, merge_iteration(view_of(batches, iteration=70))).groups) == 1
@@ -220,7 +221,7 @@ def test_group_of_one_rank_gives_no_hint():
     lone = {
         0: [
             EventColumns.from_events(
-                events([JobCall((0,), (0,), (0,))])[0][0].to_events(), (ProcessGroup("0", (0,)),)
+                list_events(events([JobCall((0,), (0,), (0,))])[0][0]), (ProcessGroup("0", (0,)),)
             )
         ]
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.event_lists import find_waiting_ranks
 from support.order_events import coll, merged, message, op
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind, ProcessGroup, RankEvent
@@ -18,7 +19,7 @@ def test_open_call_counts_its_waiting_members() -> None:
     assert (finding.kind, finding.ranks) == (FindingKind.MISSING_MEMBER, (1,))
     assert (finding.group, finding.sequence) == ("world", 7)
     assert (finding.name, finding.position) == ("Default/Stuck-op2", 2)
-    assert result.calls.find_waiting_ranks(0) == (0,)
+    assert find_waiting_ranks(result.calls, 0) == (0,)
     assert list(result.entries())[-1].missing == (1,)
 
 
@@ -28,7 +29,7 @@ def test_complete_event_replaces_open_one() -> None:
     for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
         result = merged(program, program)
         assert result.findings == ()
-        assert result.calls.find_waiting_ranks(0) == ()
+        assert find_waiting_ranks(result.calls, 0) == ()
         assert [entry.end_us for entry in result.entries()] == [9]
 
 

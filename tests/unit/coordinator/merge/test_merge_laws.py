@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.event_lists import find_waiting_ranks
 from support.order_jobs import (
     STEPS,
     WORLD,
@@ -73,7 +74,7 @@ def test_order_is_independent_of_arrival_of_events(steps, random) -> None:
     one, two = merge_iteration(view_of(once)), merge_iteration(view_of(again))
     assert list(one.entries()) == list(two.entries())
     assert one.findings == two.findings
-    assert [one.calls.find_waiting_ranks(call) for call in range(len(one.calls))] == [()] * len(
+    assert [find_waiting_ranks(one.calls, call) for call in range(len(one.calls))] == [()] * len(
         one.calls
     )
 

@@ -31,7 +31,6 @@ from rankdumpd.coordinator.publish import order_lines, parquet_table, tree_files
 from rankdumpd.coordinator.publish.publisher import (
     OrderPublisher,
     read_published_entries,
-    write_findings,
 )
 
 WORLD = ProcessGroup("world", (0, 1))
@@ -119,9 +118,11 @@ def test_publisher_truncates_uncommitted_bytes(tmp_path, monkeypatch) -> None:
     # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
     offsets = appended(tmp_path, 1)
-    offsets, _ = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
+    offsets, _ = OrderPublisher().append_findings(
+        [finding(1)], job_id="j", root=str(tmp_path), offsets=offsets
+    )
     appended(tmp_path, 2, offsets=offsets)
-    write_findings([finding(2)], job_id="j", root=str(tmp_path), offsets=offsets)
+    OrderPublisher().append_findings([finding(2)], job_id="j", root=str(tmp_path), offsets=offsets)
     (tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(9)).write_text(
         "position,it"
     )  # a graph torn in its head
@@ -129,7 +130,9 @@ def test_publisher_truncates_uncommitted_bytes(tmp_path, monkeypatch) -> None:
     once = contents(tmp_path)
     other = tmp_path / "undisturbed"
     whole = appended(other, 1)
-    whole, _ = write_findings([finding(1)], job_id="j", root=str(other), offsets=whole)
+    whole, _ = OrderPublisher().append_findings(
+        [finding(1)], job_id="j", root=str(other), offsets=whole
+    )
     whole = appended(other, 2, offsets=whole)
     assert once == contents(other)
     assert (twice.sizes, twice.position) == (whole.sizes, whole.position)
@@ -150,7 +153,7 @@ def test_publisher_without_offsets_continues_existing_files(tmp_path, torn) -> N
 def test_publisher_without_offsets_replaces_repeated_iteration(tmp_path) -> None:
     """The process was killed in its first iteration; its findings are replaced too."""
     offsets = appended(tmp_path, 1)
-    write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
+    OrderPublisher().append_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
     assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
     assert FINDINGS_FILE not in contents(tmp_path)
 
@@ -204,7 +207,7 @@ def test_second_job_in_tree_has_tagged_files(tmp_path, other) -> None:
     appended(tmp_path, 1)
     before = contents(tmp_path)
     offsets = appended(tmp_path, 7, job=other)
-    offsets, problem = write_findings(
+    offsets, problem = OrderPublisher().append_findings(
         [finding(7)], job_id=other, root=str(tmp_path), offsets=offsets
     )
     assert problem == ""
@@ -222,11 +225,15 @@ def test_findings_file_exists_only_with_findings(tmp_path) -> None:
     """One finding a line, appended, and included in the offsets."""
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     offsets = appended(tmp_path, 1)
-    assert write_findings([], job_id="j", root=str(tmp_path), offsets=offsets) == (offsets, "")
+    assert OrderPublisher().append_findings(
+        [], job_id="j", root=str(tmp_path), offsets=offsets
+    ) == (offsets, "")
     assert not path.exists()
     for texts in (["one", "two"], ["three"]):
         found = [finding(1, text) for text in texts]
-        offsets, problem = write_findings(found, job_id="j", root=str(tmp_path), offsets=offsets)
+        offsets, problem = OrderPublisher().append_findings(
+            found, job_id="j", root=str(tmp_path), offsets=offsets
+        )
         assert problem == ""
     said = [parse_finding_line(line).text for line in path.read_text().splitlines()]
     assert said == ["one", "two", "three"]
@@ -238,7 +245,9 @@ def test_findings_file_exists_only_with_findings(tmp_path) -> None:
 
 def test_findings_of_job_without_orders_are_written(tmp_path) -> None:
     """The findings are about an iteration that could not be merged."""
-    offsets, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), offsets=None)
+    offsets, problem = OrderPublisher().append_findings(
+        [finding(4)], job_id="j", root=str(tmp_path), offsets=None
+    )
     assert (problem, offsets and set(offsets.sizes)) == ("", {FINDINGS_FILE})
     assert [e.position for e in read_published_entries(appended(tmp_path, 5, offsets=offsets))] == [
         0,
@@ -346,7 +355,9 @@ def test_publisher_leaves_foreign_files_and_returns_reason(tmp_path, prepare, po
 def test_unwritable_findings_leave_offsets_unchanged(tmp_path) -> None:
     _a_file_in_the_way(tmp_path)
     offsets = PublishedOffsets(str(tmp_path), {}, 3)
-    same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
+    same, problem = OrderPublisher().append_findings(
+        [finding(1)], job_id="j", root=str(tmp_path), offsets=offsets
+    )
     assert same is offsets
     assert "1 findings could not be published" in problem
 
@@ -362,7 +373,9 @@ def test_publisher_writes_only_into_configured_roots(tmp_path) -> None:
     (tmp_path / "in" / "link").symlink_to(tmp_path)
     roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
     _, refused = OrderPublisher(roots=roots).append(order(1), job_id="j", root=root, offsets=None)
-    _, unnoted = write_findings([finding(1)], job_id="j", root=root, offsets=None, roots=roots)
+    _, unnoted = OrderPublisher(roots=roots).append_findings(
+        [finding(1)], job_id="j", root=root, offsets=None
+    )
     for problem in (refused, unnoted):
         assert f"tree {root!r}, which is '{tmp_path}/dump', is outside of {roots[0]}" in problem
     assert not (tmp_path / "dump").exists()
@@ -438,7 +451,7 @@ def test_parquet_table_equals_csv_lines(tmp_path) -> None:
 
 
 def test_findings_file_has_lines_of_format_finding_line(tmp_path) -> None:
-    write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=None)
+    OrderPublisher().append_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=None)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     assert path.read_text() == format_finding_line(finding(1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.event_lists import list_events
 
 from rankdump._core.events import OPEN_END_POSITION, EventColumns, EventKind, RankEvent
 from rankdump._core.status import ClockEstimate, EventSource
@@ -85,7 +86,7 @@ def test_reader_returns_every_part_of_a_report() -> None:
     assert report.items == 4
     ((source, columns),) = report.events
     assert source == EventSource("j", 0, "s")
-    assert [event.name for event in columns.to_events()] == ["Op"]
+    assert [event.name for event in list_events(columns)] == ["Op"]
 
 
 def test_reader_shares_texts_of_a_stream() -> None:
@@ -102,9 +103,9 @@ def test_reader_shares_texts_of_a_stream() -> None:
     two = columns(3, "C", names=("A", "B", "C"))
     assert one.names is two.names
     three = columns(0, "", "Z", names=("Z",))
-    assert [event.name for event in one.to_events()] == ["A", "B"]
-    assert [event.name for event in two.to_events()] == ["A", "B", "C"]
-    assert [event.name for event in three.to_events()] == ["Z"]
+    assert [event.name for event in list_events(one)] == ["A", "B"]
+    assert [event.name for event in list_events(two)] == ["A", "B", "C"]
+    assert [event.name for event in list_events(three)] == ["Z"]
     with pytest.raises(ProtocolError, match="past 2 names"):
         reader.read(wire_report(events=[of_rank(events_to_wire(batch("Z", "Y"), names=False))]))
 
@@ -125,7 +126,7 @@ def test_reader_converts_times_to_coordinator_clock(offset_us, error_us, known, 
     events = [of_rank(events_to_wire(EventColumns.from_events([event])))]
     clock = coordinator_pb2.ClockEstimate(offset_us=offset_us, error_us=error_us, known=known)
     (_, columns), *_ = read(events=events, clock=clock).events
-    (found,) = columns.to_events()
+    (found,) = list_events(columns)
     assert (found.start_us, found.end_us) == (100 + applied, 100 + applied)
     assert found.end_position == OPEN_END_POSITION
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from support.event_lists import list_events
 
 from rankdump._core.black_box import FaultKind, RankStep
 from rankdump._core.events import (
@@ -113,7 +114,7 @@ def agent(gather) -> Agent:
 
 def names(view: IterationView) -> dict[int, list[str]]:
     return {
-        rank: [event.name for batch in batches for event in batch.to_events()]
+        rank: [event.name for batch in batches for event in list_events(batch)]
         for rank, batches in view.events.items()
     }
 

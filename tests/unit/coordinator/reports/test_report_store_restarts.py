@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.event_lists import list_events
 from support.restarted_reports import RestartedReportStore
 
 from rankdump._core.events import EventColumns, EventKind, FindingKind, RankEvent
@@ -83,7 +84,7 @@ class SimulatedRestarts(RestartedReportStore):
                         (rank, view.iteration, event.name)
                         for rank, parts in view.events.items()
                         for part in parts
-                        for event in part.to_events()
+                        for event in list_events(part)
                     }
                 ]
             )
@@ -107,7 +108,7 @@ class SimulatedRestarts(RestartedReportStore):
             for rank, log in enumerate(self.logs)
             for item in log
             for _, columns in item.get("events", ())
-            for event in columns.to_events()
+            for event in list_events(columns)
         )
 
 
