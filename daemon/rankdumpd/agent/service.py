@@ -26,7 +26,7 @@ from rankdumpd.agent.backlog.file_packer import FilePacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
+from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
@@ -40,7 +40,7 @@ from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.order_relay import OrderRelay
-from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.session.session_files import SessionFiles, find_daemons
 from rankdumpd.agent.shm.ring_registry import RingRegistry

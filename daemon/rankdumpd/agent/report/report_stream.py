@@ -159,7 +159,7 @@ class ReportStream:
         careful_to: int,
         complete: Callable[[_Request, int | None], None],
         on_overdue: Callable[[], None],
-        is_hurried: Callable[[], bool] = lambda: False,
+        is_hurried: Callable[[], bool],
     ) -> None:
         """Send items up to `careful_to` one by one.
 

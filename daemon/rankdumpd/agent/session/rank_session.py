@@ -1,5 +1,5 @@
-"""One rank's session: its identity, its committed and acknowledged frames, its stream and ring,
-its status, and the preparation of its tree.
+"""One rank's session: its identity, its committed and acknowledged frames, the mailbox of its
+stream, its ring, its status, and the preparation of its tree.
 
 The arithmetic of acknowledgements is pure.
 """
@@ -10,8 +10,8 @@ import dataclasses
 import secrets
 import socket
 import threading
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Protocol
 
 from rankdump._core import selection
 from rankdump._core.attempts import number_attempt
@@ -19,9 +19,16 @@ from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan
 from rankdump._core.plan_change import describe_operators
-from rankdump._core.session_protocol import ChangedPlan, IterationEnd, SessionEnd, SessionRequest
+from rankdump._core.session_protocol import (
+    Acknowledgement,
+    ChangedPlan,
+    IterationEnd,
+    SessionEnd,
+    SessionRequest,
+)
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_session import DaemonAddresses, TreeSession
+from rankdump.errors import RankdumpError, UnavailableError
 from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
 from rankdumpd.agent.records import (
     BaselineProblem,
@@ -49,37 +56,85 @@ MAX_RUNNING_NOTES = 16
 """Notes of watch rules in the status of a session that goes on; its end has more of them."""
 
 
-class SessionListener(Protocol):
-    """The stream of a session, as the session uses it."""
+class StreamMailbox:
+    """Answers that are due on one stream; filled by many threads, emptied by one."""
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether everything that arrived is handled, to the end of a record."""
-        ...
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due = Acknowledgement(0)
+        """The next answer."""
+        self._last: int | None = None
+        self._error: RankdumpError | None = None
+        self.at_rest = False
+        """Whether everything that arrived is handled, to the end of a record; set by the reader."""
 
     def acknowledge(self, sequence: int) -> None:
         """Acknowledge all frames up to this number."""
-        ...
+        with self._changed:
+            self._update(sequence=max(self._due.sequence, sequence))
 
     def warn(self, text: str) -> None:
         """Send a warning, which the rank logs."""
-        ...
+        with self._changed:
+            self._update(warnings=(*self._due.warnings, text))
+
+    def drain(self) -> None:
+        """Announce that the agent is about to stop."""
+        self._update(draining=True)
 
     def offer_slab(self) -> None:
-        """Announce that the slab is ready."""
-        ...
+        """Announce that a slab is ready for a rank that reopens the session."""
+        self._update(slab_ready=True)
 
     def freeze(self, notice: FreezeNotice) -> None:
-        """Send that the black box was frozen."""
-        ...
+        """Send that the black box was frozen; of several notices the last one."""
+        self._update(freeze=notice)
 
     def send_order(self, order: ControlOrder) -> None:
         """Send an order that controls the job."""
-        ...
+        with self._changed:
+            self._update(orders=(*self._due.orders, order))
 
     def end(self, reason: str) -> None:
-        """End the stream; the rank may reconnect."""
-        ...
+        """End the stream with a retryable error."""
+        self.fail(UnavailableError(reason))
+
+    def fail(self, error: RankdumpError) -> None:
+        """End the stream with an error; the first one counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def complete(self, last_sequence: int) -> None:
+        """End the stream once this number is acknowledged: no more frames will arrive."""
+        with self._changed:
+            self._last = last_sequence
+            self._changed.notify_all()
+
+    def answers(self) -> Iterator[Acknowledgement]:
+        """Yield acknowledgements until the stream is complete; raise its error."""
+        sent = Acknowledgement(0)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda sent=sent: self._due != sent or self._is_over())
+                news, error = self._due, self._error
+                self._due = rest = dataclasses.replace(news, warnings=(), freeze=None, orders=())
+            if news != sent:
+                sent = rest
+                yield news
+            elif error:
+                raise error
+            else:
+                return
+
+    def _update(self, **fields: Any) -> None:
+        with self._changed:
+            self._due = dataclasses.replace(self._due, **fields)
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        is_complete = self._last is not None and self._due.sequence >= self._last
+        return self._error is not None or is_complete
 
 
 class SessionRing(Protocol):
@@ -200,7 +255,7 @@ class RankSession:
         self._warnings: dict[str, None] = {}
         self._notes: dict[tuple[str, str], str] = {}
         """What watch rules noted, by rule and tensor, until the rank ends the session."""
-        self._listener: SessionListener | None = None
+        self._listener: StreamMailbox | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
         self._process: FileDescriptor | None = None
@@ -455,7 +510,7 @@ class RankSession:
             self._process_ended = self._last_events_known = False
             self._process, self._ended_by = None, ""
 
-    def connect(self, listener: SessionListener) -> None:
+    def connect(self, listener: StreamMailbox) -> None:
         """Attach the stream of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
@@ -471,7 +526,7 @@ class RankSession:
             listener.offer_slab()
         listener.acknowledge(self._acknowledged)
 
-    def disconnect(self, listener: SessionListener) -> bool:
+    def disconnect(self, listener: StreamMailbox) -> bool:
         """Note that a stream has ended; return whether it was the attached one."""
         with self._lock:
             if self._listener is not listener:

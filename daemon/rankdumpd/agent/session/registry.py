@@ -48,7 +48,7 @@ from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import LedgerSessionRow
 from rankdumpd.agent.session.rank_session import (
     RankSession,
-    SessionListener,
+    StreamMailbox,
     number_request,
     prepare_tree,
 )
@@ -322,7 +322,7 @@ class SessionRegistry:
             raise ForbiddenError(f"session {session_id!r}: its token does not match")
         return session
 
-    def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
+    def connect(self, session_id: str, token: bytes, listener: StreamMailbox) -> RankSession:
         """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
         with self._lock:
             session = self.check_token(session_id, token)
