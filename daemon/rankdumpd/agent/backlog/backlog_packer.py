@@ -11,16 +11,15 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from rankdump._core.backoff import RetryBackoff
 from rankdump._core.manifest import Manifest
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import PackBacklog
-from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
+from rankdump.errors import CorruptedError, RankdumpError
 from rankdumpd.agent.backlog.file_packer import FilePacker
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import StoredRecord
@@ -29,7 +28,11 @@ from rankdumpd.agent.limits.pack_decision import is_space_short
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.limits.usage import DumpUsage
 from rankdumpd.agent.records import FrameId
-from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
+from rankdumpd.agent.session.registry import (
+    UNUSABLE_ROW_ERRORS,
+    SessionRegistry,
+    read_stored_session,
+)
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
 from rankdumpd.agent.storage.tree_lock import TreeLock
@@ -43,14 +46,11 @@ MAX_BATCH_BYTES = 64 << 20
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 PROCESS_LINGER_S = 2.0
 """Time that the process lives on without work: starting one takes a tenth of a second."""
-_UNUSABLE_ERRORS = (CorruptedError, ProtocolError, RejectedError)
-"""Errors for a session whose row in the ledger cannot be used."""
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _BacklogSession:
+class _BacklogSession(NamedTuple):
     """A session with files that wait; it may have ended long ago."""
 
     request: SessionRequest
@@ -95,13 +95,15 @@ class BacklogPacker:
     def finish(self, timeout_s: float) -> None:
         """Pack all files at the agent's priority, for at most that time."""
         self._is_finishing = True
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._ledger.unpacked.sums[0] and not self._problem:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._thread.is_running:
-                    return
-                self._changed.wait(left_s)
+            self._changed.wait_for(
+                lambda: (
+                    not self._ledger.unpacked.sums[0]
+                    or self._problem
+                    or not self._thread.is_running
+                ),
+                timeout_s,
+            )
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other files to the next process; return whether the thread has ended."""
@@ -129,7 +131,7 @@ class BacklogPacker:
             return False
         try:
             session = self._find_session(files[0].session_id)
-        except _UNUSABLE_ERRORS as error:
+        except UNUSABLE_ROW_ERRORS as error:
             self._give_up(files, error)
             return True
         lock = TreeLock(session.storage.tree)
@@ -171,11 +173,8 @@ class BacklogPacker:
         if known is not None:
             return _BacklogSession(known.request, known.storage)
         if self._session is None or self._session.request.session_id != session_id:
-            row = self._ledger.find(session_id)
-            if row is None:
-                raise CorruptedError(f"session {session_id!r} is not in the ledger")
-            storage = make_session_storage(row.request, read_checked_plan(row.request))
-            self._session = _BacklogSession(row.request, storage)
+            request, plan = read_stored_session(self._ledger, session_id)
+            self._session = _BacklogSession(request, make_session_storage(request, plan))
         return self._session
 
     def _give_up(self, files: Sequence[UnpackedFile], error: Exception) -> None:
@@ -207,13 +206,11 @@ class BacklogPacker:
                 is_idle=not self._is_urgent(session),
                 guard=partial(self._rename_waiting, file),
             )
-        except CorruptedError as error:
-            _logger.error("%s stays unpacked: %s", file.path, error)
-        except OSError as error:
+        except (CorruptedError, OSError) as error:
             if state_files.is_transient(error):
                 raise
             _logger.error("%s stays unpacked: %s", file.path, error)
-        return file.bytes_stored
+            return file.bytes_stored
 
     def _is_urgent(self, session: _BacklogSession) -> bool:
         """Return whether packing must not wait for an idle core."""

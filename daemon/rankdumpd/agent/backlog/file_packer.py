@@ -15,13 +15,10 @@ from rankdump.errors import UnavailableError
 from rankdumpd.agent.backlog.pack_process import PackProcess
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFile
 from rankdumpd.agent.records import FileStamp, OriginalFile
-from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.folders import ABSENT_ERRORS
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, make_content_key
 from rankdumpd.agent.storage.session_storage import SessionStorage
 from rankdumpd.agent.storage.tree import RenameGuard, make_stamp
-
-_ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
-"""Errors for a file that is not in the tree, or no longer."""
 
 
 class _LargerFileError(Exception):
@@ -49,7 +46,7 @@ class FilePacker:
         """
         try:
             source = storage.tree.open_file(file.path)
-        except _ABSENT_ERRORS:
+        except ABSENT_ERRORS:
             return file.bytes_stored
         status = os.fstat(source.number)
         if not is_stored_frame(os.pread(source.number, STORED_HEAD_BYTES, 0)):
@@ -67,7 +64,7 @@ class FilePacker:
         except _LargerFileError:
             return file.bytes_stored
         except OSError as error:
-            if error.errno == errno.ESTALE or isinstance(error, _ABSENT_ERRORS):
+            if error.errno == errno.ESTALE or isinstance(error, ABSENT_ERRORS):
                 return file.bytes_stored
             raise
         self._originals.remember(key, OriginalFile(file.path, stamp))

@@ -65,6 +65,7 @@ from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 from rankdumpd.agent.blackbox.recent_freezes import RecentFreezes
 from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.background_thread import BackgroundThread
@@ -81,11 +82,6 @@ _STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.WAIT, FaultKin
 """Causes for which the stacks of the other ranks matter."""
 
 _logger = logging.getLogger(__name__)
-
-
-def read_wall_clock_us() -> int:
-    """Return the time in microseconds since the epoch."""
-    return time.time_ns() // 1000
 
 
 class BlackBox:

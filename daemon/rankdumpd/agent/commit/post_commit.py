@@ -42,11 +42,11 @@ from rankdumpd.agent.records import (
     RecordOutcome,
     RecordStatus,
     StatisticRowsResult,
+    read_wall_clock_us,
 )
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.pending_metadata import ProgramOrder
 from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
-from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
 from rankdumpd.agent.storage.statistic_tables import StatisticTables

@@ -46,13 +46,13 @@ from rankdump.errors import (
 from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import LedgerSessionRow
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import (
     RankSession,
     StreamMailbox,
     number_request,
     prepare_tree,
 )
-from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.server import state_files
 from rankdumpd.server.logs import build_log_fields
 from rankdumpd.server.metrics import MetricCounters
@@ -73,6 +73,18 @@ def read_checked_plan(request: SessionRequest) -> DumpPlan:
     if fault:
         raise RejectedError(f"plan of rank {request.rank}: {fault}")
     return plan
+
+
+UNUSABLE_ROW_ERRORS = (CorruptedError, ProtocolError, RejectedError)
+"""Errors for a session whose row in the ledger cannot be used."""
+
+
+def read_stored_session(ledger: AgentLedger, session_id: str) -> tuple[SessionRequest, DumpPlan]:
+    """Return request and plan of a session in the ledger, which may have ended long ago."""
+    row = ledger.find(session_id)
+    if row is None:
+        raise CorruptedError(f"session {session_id!r} is not in the ledger")
+    return row.request, read_checked_plan(row.request)
 
 
 def seal_request(request: SessionRequest) -> SessionRequest:

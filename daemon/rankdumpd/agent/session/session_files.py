@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._core.log_once import LogOnce
 from rankdump._core.tree_session import DaemonAddresses
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.server.background_thread import BackgroundThread
@@ -51,11 +51,6 @@ def find_daemons(listen: str, coordinator: str, host: str | None = None) -> Daem
     """Return the addresses in the session files of an agent on a host, by default on this one."""
     host = socket.gethostname() if host is None else host
     return DaemonAddresses(find_client_address(listen, host), coordinator, host)
-
-
-def read_wall_clock_us() -> int:
-    """Return the time in microseconds since the epoch."""
-    return time.time_ns() // 1000
 
 
 class SessionFiles:

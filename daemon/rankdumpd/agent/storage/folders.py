@@ -32,6 +32,10 @@ class OutsideRootError(OSError):
     """A folder of the tree leads out of it."""
 
 
+ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
+"""Errors for a file or folder that is not in the tree, or no longer."""
+
+
 class _OpenFolder(NamedTuple):
     """An open folder with its device and inode."""
 
