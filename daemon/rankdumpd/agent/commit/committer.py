@@ -17,10 +17,7 @@ from typing import TypeAlias
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump.errors import UnavailableError
-from rankdumpd.agent.commit.post_commit import (
-    PostCommitActions,
-    count_frames,
-)
+from rankdumpd.agent.commit.post_commit import PostCommitActions, count_frames
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.records import (
@@ -225,15 +222,13 @@ class FrameCommitter:
         budget: QueueBudget,
         *,
         counters: MetricCounters,
-        usage: DumpUsage | None = None,
-        on_unpacked: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        usage: DumpUsage,
+        on_unpacked: Callable[[], None],
     ) -> None:
         """`on_unpacked` is called when files were entered that are yet to be packed."""
         self._ledger, self._registry, self._actions = ledger, registry, actions
+        self._budget, self._counters, self._usage = budget, counters, usage
         self._on_unpacked = on_unpacked
-        self._budget, self._counters, self._clock = budget, counters, clock
-        self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
             queue.SimpleQueue()
         )
@@ -241,7 +236,7 @@ class FrameCommitter:
         """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
         self._thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
         self._batch_committer = BatchCommitter(ledger, registry, self._thread, counters)
-        self._checked_s = clock()
+        self._checked_s = time.monotonic()
         self._is_finishing = False
         self._is_finished = threading.Event()
         """Set when nothing is deferred any more, once it finishes."""
@@ -298,10 +293,10 @@ class FrameCommitter:
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
-            is_due = self._is_finishing or self._clock() - self._checked_s >= CHECK_INTERVAL_S
+            is_due = self._is_finishing or time.monotonic() - self._checked_s >= CHECK_INTERVAL_S
             if running and is_due:
                 self._check()
-                self._checked_s = self._clock()
+                self._checked_s = time.monotonic()
 
     def _next_batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
         batch = _FrameBatch()
