@@ -375,19 +375,10 @@ def _make_received(session: RankSession, tensor: StepTensor, timestamp_us: int) 
 
 
 def _make_record(kind: TensorKind, outcome: RecordOutcome) -> ManifestRecord:
-    return ManifestRecord(
-        outcome.path,
-        outcome.head.timestamp_us,
-        kind.op_type,
-        kind.op_name,
-        kind.argument,
-        kind.dtype,
-        kind.shape,
-        kind.byte_count,
-        outcome.bytes_stored,
-        outcome.digest,
-        "",
-        kind.microbatch,
-        kind.phase,
-        kind.layout,
+    record = make_row_record(kind, outcome.head.timestamp_us, has_member=False)
+    return record._replace(
+        path=outcome.path,
+        bytes_in=kind.byte_count,
+        bytes_stored=outcome.bytes_stored,
+        digest=outcome.digest,
     )

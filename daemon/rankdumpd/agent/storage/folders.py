@@ -142,11 +142,8 @@ class TreeFolders:
         status = os.fstat(opened.number)
         unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == UNFINISHED_MODE
         if unfinished and status.st_uid == os.geteuid() and self._mode != UNFINISHED_MODE:
-            number = os.open(name, LIST_FLAGS | follow, dir_fd=parent)
-            try:
-                os.fchmod(number, self._mode)
-            finally:
-                os.close(number)
+            readable = FileDescriptor(os.open(name, LIST_FLAGS | follow, dir_fd=parent))
+            os.fchmod(readable.number, self._mode)
         return opened
 
     def _open_root(self, make: bool) -> FileDescriptor:
@@ -177,11 +174,8 @@ class TreeFolders:
 
 def sync_folder(folder: FileDescriptor) -> None:
     """Make the names in a folder survive a power loss."""
-    number = os.open(".", LIST_FLAGS, dir_fd=folder.number)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    readable = FileDescriptor(os.open(".", LIST_FLAGS, dir_fd=folder.number))
+    os.fsync(readable.number)
 
 
 def _is_link(name: str, parent: int) -> bool:
