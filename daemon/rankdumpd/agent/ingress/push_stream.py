@@ -58,7 +58,7 @@ class PushStreamReader:
             self._intake.finish()
             ring = self._rings.find_ring(self._session)
             last = self._intake.last_sequence
-            self._mailbox.complete(max(last, ring.last_sequence) if ring else last)
+            self._mailbox.complete(max(last, ring.intake.last_sequence) if ring else last)
         except RankdumpError as error:
             self._mailbox.fail(error)
         except grpc.RpcError:
@@ -95,7 +95,7 @@ class PushStreamReader:
 
     def _is_between_records(self) -> bool:
         ring = self._rings.find_ring(self._session)
-        return not self._intake.within_record and (ring is None or not ring.within_record)
+        return not self._intake.within_record and (ring is None or not ring.intake.within_record)
 
 
 class OpenPushStreams:

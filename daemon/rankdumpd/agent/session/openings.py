@@ -100,11 +100,9 @@ class SessionOpenings:
         self,
         open_one: Callable[[SessionRequest], SessionGrant],
         accept_balance: Callable[[str, FinalBalance], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`accept_balance` applies the final balance of a rank to its open session."""
-        self._open_one, self._accept_balance, self._clock = open_one, accept_balance, clock
+        self._open_one, self._accept_balance = open_one, accept_balance
         self._lock = threading.Lock()
         self._openings: dict[str, _SessionOpening] = {}
 
@@ -151,7 +149,7 @@ class SessionOpenings:
 
     def findings(self) -> list[str]:
         """Return the sessions that take long to open, or were not open in time."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         with self._lock:
             openings = list(self._openings.values())
         return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
@@ -167,7 +165,7 @@ class SessionOpenings:
             if opening is None or begins:
                 if len(self._openings) >= MAX_OPENINGS:
                     raise ExhaustedError(f"{MAX_OPENINGS} sessions are being opened already")
-                opening = _SessionOpening(request, self._clock())
+                opening = _SessionOpening(request, time.monotonic())
                 self._openings[request.session_id] = opening
             if opening.request == request:
                 opening.balance = balance or opening.balance
@@ -185,9 +183,9 @@ class SessionOpenings:
         except Exception as error:  # raised by `open`, if the rank tries again
             _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
-        request, took_s = opening.request, self._clock() - opening.since_s
+        request, took_s = opening.request, time.monotonic() - opening.since_s
         with self._lock:
-            opening.over_s = self._clock()
+            opening.over_s = time.monotonic()
             balance, late = opening.balance, opening.late
             if balance and not opening.error:
                 self._openings.pop(request.session_id, None)
@@ -213,7 +211,7 @@ class SessionOpenings:
                 )
 
     def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
-        request, since_s = opening.request, self._clock() - opening.since_s
+        request, since_s = opening.request, time.monotonic() - opening.since_s
         with self._lock:
             first, opening.late = not opening.late, True
         if first:
@@ -225,7 +223,7 @@ class SessionOpenings:
         return SessionGrant(b"", 0, 0, opening=f"a disk is busy, for {since_s:.0f} s so far")
 
     def _forget(self) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         for session_id, opening in list(self._openings.items()):
             kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:

@@ -60,7 +60,7 @@ def render_configuration(plan: DumpPlan, device: int) -> bytes:
 
 def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
     selection, content = plan.selection, plan.content
-    operators = selection.operators
+    operators, has_both_sides = selection.operators, selection.inputs and selection.outputs
     patterns = (f"name-regex({pattern})" for pattern in operators.patterns)
     devices = (device,) if selection.devices is None else selection.devices
     common: dict[str, object] = {
@@ -69,11 +69,7 @@ def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
         "net_name": plan.output.net_name or UNNAMED_MODEL,
         "iteration": selection.iterations.text,
         "saved_data": content.saved,
-        "input_output": 0
-        if selection.inputs and selection.outputs
-        else 1
-        if selection.inputs
-        else 2,
+        "input_output": 0 if has_both_sides else 1 if selection.inputs else 2,
         "kernels": [*operators.names, *operators.types, *patterns],
         "support_device": list(devices),
         "op_debug_mode": _DEBUG_MODES[selection.trigger],
