@@ -21,8 +21,7 @@ from rankdump._core.status import MetricSample, StatusView
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
-from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
-from rankdumpd.agent.backlog.file_packer import FilePacker
+from rankdumpd.agent.backlog.backlog_packer import BacklogPacker, FilePacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
@@ -30,8 +29,8 @@ from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReade
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.admission import StorePressure, decide_packing
 from rankdumpd.agent.limits.disk_space import LedgerSpace
-from rankdumpd.agent.limits.pack_decision import StorePressure, decide_packing
 from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview

@@ -37,18 +37,14 @@ from rankdump._wire.message_fields import MAX_NAME_CHARACTERS, make_printable
 from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
-from rankdumpd.agent.blackbox.freeze_decision import (
-    FreezeAction,
-    FreezeFacts,
-    compute_tree_bytes,
-    decide_freeze,
-)
+from rankdumpd.agent.blackbox.freeze_decision import FreezeFacts, compute_tree_bytes
 from rankdumpd.agent.blackbox.freeze_state import (
     FreezeAnswer,
     FreezeOrder,
     OpenFreeze,
     PastFreeze,
     RankProgress,
+    RecentFreezes,
     describe_rings,
     explain_absence,
     list_notes,
@@ -59,10 +55,8 @@ from rankdumpd.agent.blackbox.freeze_state import (
     select_rings,
     take_rings,
 )
-from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
-from rankdumpd.agent.blackbox.raw_backlog import RawBacklog
+from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, RawBacklog, measure_frozen_trees
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
-from rankdumpd.agent.blackbox.recent_freezes import RecentFreezes
 from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.records import read_wall_clock_us
@@ -397,19 +391,19 @@ class BlackBox:
         rings = select_rings(self._rings.list_rings(order.job_id), order.attempt)
         if order.relayed_iteration is not None and self._join(order, freeze, rings):
             return ""
-        now_s, facts = self._clock(), self._collect_facts(order, rings)
-        verdict = decide_freeze(facts, now_s)
-        if verdict.action is FreezeAction.FREEZE:
-            # Only now: the sizes of all files are read.
-            verdict = decide_freeze(self._add_sizes(facts, order, rings[0]), now_s)
-        if verdict.action is FreezeAction.FREEZE:
-            self._begin(order, rings)
-            return ""
-        if verdict.action is FreezeAction.APPEND and freeze is not None:
+        if freeze is not None:
             freeze.append(order)
             _logger.warning("job %s: %s", order.job_id, describe_cause(order.cause))
             return ""
-        return verdict.reason
+        now_s, facts = self._clock(), self._collect_facts(order, rings)
+        refusal = decisions.find_refusal(facts, now_s)
+        if not refusal:
+            # Only now: the sizes of all files are read.
+            facts = self._add_sizes(facts, order, rings[0])
+            refusal = decisions.find_refusal(facts, now_s)
+        if not refusal:
+            self._begin(order, rings)
+        return refusal
 
     def _join(self, order: FreezeOrder, freeze: OpenFreeze | None, rings: list[StepRing]) -> bool:
         """Join a freeze of the coordinator; return whether there is nothing more to do for it."""
@@ -446,7 +440,7 @@ class BlackBox:
             session.notify_freeze(notice)
 
     def _collect_facts(self, order: FreezeOrder, rings: list[StepRing]) -> FreezeFacts:
-        freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
+        past = self._past.get(order.job_id)
         with self._rings.lock:
             steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
             tensors = sum(len(ring.tensors) for ring in rings)
@@ -456,7 +450,6 @@ class BlackBox:
             order.iteration,
             steps=steps,
             tree_bytes=compute_tree_bytes(rows, tensors, tensor_bytes),
-            open_iteration=freeze.record.iteration if freeze else None,
             last_iteration=past.iteration if past else None,
             last_s=past.begun_s if past else 0.0,
             last_root=past.root if past else "",
