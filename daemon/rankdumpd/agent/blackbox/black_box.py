@@ -104,12 +104,12 @@ class BlackBox:
         self._clock, self._now_us = clock, now_us
         self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
         self._raw = RawFreezeFolder(state_dir)
-        self._thread = BackgroundThread(self._run, "rankdumpd-black-box")
+        self.thread = BackgroundThread(self._run, "rankdumpd-black-box")
         self._writer = FrozenTreeWriter(
             host,
             str(state_dir),
             find_shortage=limits.find_shortage,
-            is_stopping=lambda: self._thread.is_stopping,
+            is_stopping=lambda: self.thread.is_stopping,
             now_us=now_us,
         )
         self._backlog = RawBacklog(self._raw, self._writer, clock)
@@ -217,7 +217,7 @@ class BlackBox:
             begun_s = self._clock() - age_s
             self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
             self._recent.add(make_job_freeze(record), age_s=age_s)
-        self._thread.start()
+        self.thread.start()
 
     def stop_watching(self) -> None:
         """Report the ranks that are gone now, and no other from now on: the agent stops."""
@@ -243,14 +243,10 @@ class BlackBox:
 
     def stop(self, timeout_s: float) -> bool:
         """Leave what is unfinished to the next process; return whether the thread has ended."""
-        self._thread.request_stop()
+        self.thread.request_stop()
         with self._changed:
             self._changed.notify_all()
-        return self._thread.stop(timeout_s)
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
+        return self.thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
         """Return which frozen trees cannot be written, a sentence each."""
@@ -302,7 +298,7 @@ class BlackBox:
         )
 
     def _run(self) -> None:
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             with self._changed:
                 self._changed.wait_for(self._has_work, WATCH_INTERVAL_S)
                 orders, self._orders = list(self._orders), deque()
@@ -329,7 +325,7 @@ class BlackBox:
         self._write_due()
 
     def _has_work(self) -> bool:
-        if self._orders or self._thread.is_stopping:
+        if self._orders or self.thread.is_stopping:
             return True
         return any(self._is_complete(each) for each in self._open.values())
 

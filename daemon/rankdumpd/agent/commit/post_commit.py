@@ -51,7 +51,7 @@ from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
 from rankdumpd.server import state_files
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters, SampleKey
 
 FIRST_RETRY_S = 1.0
@@ -78,7 +78,7 @@ def handling_failures(
             session.pending.suspend(end)
             raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
         # Not marked as applied: the next start of the agent retries it.
-        _logger.error(message, exc_info=error, extra=build_log_fields(session.request))
+        log_about(_logger, session.request).error(message, exc_info=error)
         session.add_finding(message)
 
 
@@ -277,10 +277,8 @@ class PostCommitActions:
             session.pending.problem = ""
             if self._retries.forget(session.request.session_id):
                 request = session.request
-                _logger.warning(
-                    "rank %d: deferred manifests and tables are written",
-                    request.rank,
-                    extra=build_log_fields(request),
+                log_about(_logger, request).warning(
+                    "rank %d: deferred manifests and tables are written", request.rank
                 )
         return done
 
@@ -293,7 +291,7 @@ class PostCommitActions:
         if session.storage.tables is not None:
             session.storage.tables.expect_existing_rows()
         if why != session.pending.problem:
-            _logger.error(why, extra=build_log_fields(session.request))
+            log_about(_logger, session.request).error(why)
         session.pending.problem = why
 
     def _report_ends(self, session: RankSession) -> None:
@@ -421,12 +419,8 @@ class PostCommitActions:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
             # It is reported once its manifest is written.
-            _logger.error(
-                "rank %d, iteration %d: not reported: %s",
-                status.rank,
-                status.iteration,
-                error,
-                extra=build_log_fields(status, iteration=status.iteration),
+            log_about(_logger, status, iteration=status.iteration).error(
+                "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
             )
 
     def _end_session(self, session: RankSession, declared: MetadataFrame, end: SessionEnd) -> None:

@@ -15,7 +15,7 @@ from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ingress.session_intake import SessionIntake
 from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
 from rankdumpd.agent.shm.ring_registry import RingRegistry
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 _logger = logging.getLogger(__name__)
 
@@ -65,10 +65,8 @@ class PushStreamReader:
             self._mailbox.end("the rank disconnected")
         except Exception:
             request = self._session.request
-            _logger.exception(
-                "the stream of session %s failed",
-                request.session_id,
-                extra=build_log_fields(request),
+            log_about(_logger, request).exception(
+                "the stream of session %s failed", request.session_id
             )
             self._mailbox.end("the agent failed to process a frame")
         finally:

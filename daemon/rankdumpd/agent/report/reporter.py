@@ -46,7 +46,7 @@ from rankdumpd.agent.report.report_stream import ReporterTimes, ReportStream
 from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.server import machine
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 WARN_AFTER_S = 2.0
 """Grace period for a coordinator that is started together with its agents."""
@@ -232,7 +232,7 @@ class CoordinatorReporter:
         self._retry_now = False
         """Retry at once: `flush` waits for it."""
         self._logged = ""
-        self._thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
+        self.thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
         """Return a finding for an outage, and for items that were dropped."""
@@ -258,11 +258,8 @@ class CoordinatorReporter:
         except sqlite3.Error as error:
             # Not an error of the rank; the next status of the session is reported again.
             self._unentered += 1
-            _logger.error(
-                "session %s is not reported: %s",
-                status.session_id,
-                error,
-                extra=build_log_fields(status),
+            log_about(_logger, status).error(
+                "session %s is not reported: %s", status.session_id, error
             )
         self.wake()
 
@@ -289,11 +286,7 @@ class CoordinatorReporter:
     def start(self) -> None:
         """Start the reporter thread."""
         if self._address:
-            self._thread.start()
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
+            self.thread.start()
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all items are delivered; return how many are not.
@@ -324,11 +317,11 @@ class CoordinatorReporter:
     def stop(self) -> None:
         """Stop the thread at once; may be called again."""
         with self._changed:
-            self._thread.request_stop()
+            self.thread.request_stop()
             self._changed.notify_all()
             if self._call:
                 self._call.cancel()
-        self._thread.join()
+        self.thread.join()
 
     def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
@@ -348,7 +341,7 @@ class CoordinatorReporter:
 
     def _run(self) -> None:
         backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             received, careful_to = self._received, self._careful_to
             try:
                 self._wait_for_reports()
@@ -363,7 +356,7 @@ class CoordinatorReporter:
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._thread.is_stopping or self._retry_now, pause_s)
+                self._changed.wait_for(lambda: self.thread.is_stopping or self._retry_now, pause_s)
                 self._retry_now = False
 
     def _wait_for_reports(self) -> None:
@@ -376,7 +369,7 @@ class CoordinatorReporter:
             asked = coordinator_pb2.ClockRequest()
             self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     call.cancel()
             try:
                 call.result()
@@ -385,10 +378,10 @@ class CoordinatorReporter:
         with self._changed:
             self._call = None
             self._note_reachable()
-            self._changed.wait_for(lambda: self._thread.is_stopping or self._count_waiting() > 0)
+            self._changed.wait_for(lambda: self.thread.is_stopping or self._count_waiting() > 0)
 
     def _report(self) -> None:
-        if self._thread.is_stopping:
+        if self.thread.is_stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -408,7 +401,7 @@ class CoordinatorReporter:
             answers = stub.Report(stream.requests())
             with self._changed:
                 self._stream, self._call = stream, answers
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
@@ -497,7 +490,7 @@ class CoordinatorReporter:
         if not spans or isinstance(error, UnavailableError | ForbiddenError | ConfigError):
             self._note_outage(error)
             return
-        if str(error) != self._logged and not self._thread.is_stopping:
+        if str(error) != self._logged and not self.thread.is_stopping:
             self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
@@ -518,7 +511,7 @@ class CoordinatorReporter:
         if (
             outage.reason != self._logged
             and outage.is_worth_logging(now_s)
-            and not self._thread.is_stopping
+            and not self.thread.is_stopping
         ):
             self._logged = outage.reason
             _logger.warning("%s", self._describe_outage(outage))

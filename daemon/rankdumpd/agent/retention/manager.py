@@ -40,7 +40,10 @@ def no_op(_what: str, _fields: Mapping[str, object]) -> None:
 
 
 class RetentionManager:
-    """Removes due iterations in a thread of its own, after finishing removals that were begun."""
+    """Removes due iterations in a thread of its own, after finishing removals that were begun.
+
+    What is unfinished when the thread is stopped is left to the next process.
+    """
 
     def __init__(
         self,
@@ -57,16 +60,8 @@ class RetentionManager:
         self._ledger, self._registry, self._usage = ledger, registry, usage
         self._policy, self._audit, self._now_us = policy, audit, now_us
         self._counters = counters or MetricCounters()
-        self._thread = BackgroundThread(self._run, "rankdumpd-retention")
+        self.thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 60.0) -> bool:
-        """Leave unfinished removals to the next process; return whether the thread has ended."""
-        return self._thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
         """Return why old iterations cannot be removed, one sentence or none."""
@@ -83,7 +78,7 @@ class RetentionManager:
             age_s = (self._now_us() - ended.ended_us) / 1e6
             _, waiting_bytes = self._ledger.unpacked.sums
             why = find_retirement_cause(policy, age_s, self._usage.total - waiting_bytes)
-            if not why or self._thread.is_stopping or self._has_unpacked(ended):
+            if not why or self.thread.is_stopping or self._has_unpacked(ended):
                 break
             retire = partial(self._retire, ended, why)
             removed += bool(self._try_step(retire, problems))
@@ -113,13 +108,13 @@ class RetentionManager:
         self._problem = problem
 
     def _run(self) -> None:
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             try:
-                while self.remove_due() and not self._thread.is_stopping:
+                while self.remove_due() and not self.thread.is_stopping:
                     pass
             except (sqlite3.Error, RankdumpError) as error:
                 self._note_problem(str(error))
-            self._thread.wait(CHECK_INTERVAL_S)
+            self.thread.wait(CHECK_INTERVAL_S)
 
     def _retire(self, ended: EndedIteration, why: str) -> bool:
         """Remove all parts of an iteration; return whether there were any."""
@@ -142,7 +137,7 @@ class RetentionManager:
         part.storage.lock.acquire(make=False)
         try:
             for _ in remove_part(part, shared=self._is_shared(part)):
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     return False
         finally:
             part.storage.lock.release()

@@ -24,7 +24,7 @@ from rankdumpd.agent.records import FrameId
 from rankdumpd.agent.session import registry
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.rank_session import make_session_status
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in the tree"
 
@@ -124,14 +124,13 @@ class SessionOpenings:
 
     def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
         """Note that a rank gave up; its final balance is applied when its session is open."""
-        _logger.error(
+        log_about(_logger, request).error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
             "%d tensors are lost",
             request.rank,
             request.pid,
             request.host,
             balance.lost,
-            extra=build_log_fields(request),
         )
         opening = self._get_or_begin(request, balance)
         if opening.request != request:
@@ -192,22 +191,15 @@ class SessionOpenings:
             opening.done.set()
         if late or balance:
             outcome = f"failed: {opening.error}" if opening.error else "is open"
-            _logger.warning(
-                "rank %d: its session %s, after %.0f s",
-                request.rank,
-                outcome,
-                took_s,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: its session %s, after %.0f s", request.rank, outcome, took_s
             )
         if balance and not opening.error:
             try:
                 self._accept_balance(request.session_id, balance)
             except RankdumpError as error:
-                _logger.error(
-                    "rank %d: its final balance was not accepted: %s",
-                    request.rank,
-                    error,
-                    extra=build_log_fields(request),
+                log_about(_logger, request).error(
+                    "rank %d: its final balance was not accepted: %s", request.rank, error
                 )
 
     def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
@@ -215,10 +207,8 @@ class SessionOpenings:
         with self._lock:
             first, opening.late = not opening.late, True
         if first:
-            _logger.warning(
-                "rank %d: opening its session takes long: a disk is busy",
-                request.rank,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: opening its session takes long: a disk is busy", request.rank
             )
         return SessionGrant(b"", 0, 0, opening=f"a disk is busy, for {since_s:.0f} s so far")
 

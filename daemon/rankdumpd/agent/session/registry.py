@@ -54,7 +54,7 @@ from rankdumpd.agent.session.rank_session import (
     prepare_tree,
 )
 from rankdumpd.server import state_files
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters
 
 # The id's first characters become part of a file name.
@@ -435,7 +435,7 @@ class SessionRegistry:
             f"rank {request.rank} (process {request.pid} on host {request.host}) opened its "
             "session and never connected: nothing of it is in the tree"
         )
-        _logger.warning(message, extra=build_log_fields(request))
+        log_about(_logger, request).warning(message)
         self._absent.append(message)
 
     def _forget_closed(self) -> None:
@@ -462,12 +462,8 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
         if not state_files.is_transient(error):
             raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
-            _logger.warning(
-                "rank %d: %s at present: %s",
-                request.rank,
-                message,
-                error,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: %s at present: %s", request.rank, message, error
             )
             raise UnavailableError(f"{message} at present: {error}") from None
         # Space may be freed while the job runs; until then its records are counted as dropped.

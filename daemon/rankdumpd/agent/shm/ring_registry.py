@@ -20,7 +20,7 @@ from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
 from rankdumpd.agent.shm.slab_file import SlabFile, SlabMaker
 from rankdumpd.agent.shm.slab_folder import SlabFolder
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 CHECK_INTERVAL_S = 0.25
 SLAB_TIMEOUT_S = 2.0
@@ -79,7 +79,7 @@ class RingRegistry:
         self._maker = SlabMaker(slabs.remove)
         self._expected: dict[str, _ExpectedSlab] = {}
         self._checking = threading.Lock()
-        self._thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
+        self.thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
 
     def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
@@ -154,17 +154,9 @@ class RingRegistry:
         if entry and not entry.ring.slab.in_use():
             self._drop(entry)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
-
     def stop(self) -> None:
         """Stop the thread; may be called again."""
-        self._thread.stop()
+        self.thread.stop()
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
 
@@ -196,14 +188,12 @@ class RingRegistry:
                     return
                 except Exception:
                     request = entry.session.request
-                    _logger.exception(
-                        "checking the slab of session %s failed",
-                        request.session_id,
-                        extra=build_log_fields(request),
+                    log_about(_logger, request).exception(
+                        "checking the slab of session %s failed", request.session_id
                     )
 
     def _run(self) -> None:
-        while not self._thread.wait(CHECK_INTERVAL_S):
+        while not self.thread.wait(CHECK_INTERVAL_S):
             self.check_rings()
 
     def _drop_unwanted(self) -> None:
@@ -241,10 +231,8 @@ class RingRegistry:
     def _read_remains(self, entry: _SessionRingEntry) -> None:
         session = entry.session
         request = session.request
-        _logger.info(
-            "rank %d has exited: reading the rest of its slab",
-            request.rank,
-            extra=build_log_fields(request),
+        log_about(_logger, request).info(
+            "rank %d has exited: reading the rest of its slab", request.rank
         )
         with _noting_losses(session):
             entry.ring.read_remains()
@@ -300,5 +288,5 @@ def _noting_losses(session: RankSession) -> Generator[None]:
 
 def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
     sentence = f"rank {session.request.rank}: the rest of its slab is lost: {error}"
-    _logger.warning(sentence, extra=build_log_fields(session.request))
+    log_about(_logger, session.request).warning(sentence)
     session.add_finding(sentence)
