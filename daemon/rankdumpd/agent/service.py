@@ -485,8 +485,8 @@ class DumpAgent(Component):
             ),
             orders=self._orders,
             black_box=BlackBoxReports(
-                lambda: self._black_box.list_reported_freezes(),
-                lambda: self._black_box.pop_compared_steps(),
+                lambda: self._black_box.recent.list_reported(),
+                lambda: self._black_box.rings.pop_compared_steps(),
                 lambda relayed: self._black_box.join_freeze(relayed),
             ),
             credentials=credentials,

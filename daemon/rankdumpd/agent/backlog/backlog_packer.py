@@ -203,14 +203,7 @@ class BacklogPacker:
         """Pack all files at the agent's priority, for at most that time."""
         self._is_finishing = True
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    not self._ledger.unpacked.sums[0]
-                    or self._problem
-                    or not self._thread.is_running
-                ),
-                timeout_s,
-            )
+            self._changed.wait_for(lambda: not self._goes_on(), timeout_s)
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other files to the next process; return whether the thread has ended."""
@@ -262,6 +255,10 @@ class BacklogPacker:
             if not has_more and not self._work.wait(PROCESS_LINGER_S):
                 self._packer.end_process()
                 self._work.wait()
+
+    def _goes_on(self) -> bool:
+        waiting_files, _ = self._ledger.unpacked.sums
+        return waiting_files > 0 and not self._problem and self._thread.is_running
 
     def _postpone(self, error: Exception) -> None:
         if not self._thread.is_stopping:

@@ -285,7 +285,8 @@ class StepRings:
         """Held by callers that read a ring."""
         self._rings: dict[str, StepRing] = {}
         self._arrivals = 0
-        self._dropped_steps = 0
+        self.dropped_steps = 0
+        """Steps that were dropped for want of memory since the agent was started."""
         self.dropped_tensors = 0
         """Tensors in full that were dropped since the agent was started."""
 
@@ -344,7 +345,7 @@ class StepRings:
                     self.dropped_tensors += 1
                 else:
                     oldest.drop_oldest()
-                    self._dropped_steps += 1
+                    self.dropped_steps += 1
                 used += oldest.byte_count
 
     def _find_oldest(self) -> StepRing | None:
@@ -393,11 +394,6 @@ class StepRings:
         """Memory of all rings."""
         with self.lock:
             return sum(ring.byte_count for ring in self._rings.values())
-
-    @property
-    def dropped_steps(self) -> int:
-        """Steps that were dropped for want of memory since the agent was started."""
-        return self._dropped_steps
 
 
 def _make_rank_step(session: RankSession, state: StepState) -> RankStep:

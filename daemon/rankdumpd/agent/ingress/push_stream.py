@@ -49,7 +49,7 @@ class PushStreamReader:
                 elif request.HasField("step_states"):
                     self._black_box.take_steps(self._session, request.step_states)
                 elif request.HasField("step_tensors"):
-                    self._black_box.take_tensors(self._session, request.step_tensors)
+                    self._black_box.rings.take_tensors(self._session, request.step_tensors)
                 elif request.HasField("fault"):
                     self._black_box.take_fault(self._session, request.fault)
                 else:

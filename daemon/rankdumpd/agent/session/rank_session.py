@@ -29,7 +29,9 @@ from rankdump._core.session_protocol import (
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_session import DaemonAddresses, TreeSession
 from rankdump.errors import RankdumpError, UnavailableError
-from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
+from rankdumpd.agent.declarations import reread_metadata_frame
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import LedgerSessionRow
 from rankdumpd.agent.records import (
     BaselineProblem,
     FileDescriptor,
@@ -61,7 +63,7 @@ class StreamMailbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due = Acknowledgement(0)
+        self._due: Acknowledgement = Acknowledgement(0)
         """The next answer."""
         self._last: int | None = None
         self._error: RankdumpError | None = None
@@ -113,7 +115,7 @@ class StreamMailbox:
 
     def answers(self) -> Iterator[Acknowledgement]:
         """Yield acknowledgements until the stream is complete; raise its error."""
-        sent = Acknowledgement(0)
+        sent: Acknowledgement = Acknowledgement(0)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda sent=sent: self._due != sent or self._is_over())
@@ -186,37 +188,33 @@ class CommitProgress:
     """A watermark, and the committed numbers above it."""
 
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
-        self._watermark = watermark
+        self.watermark = watermark
+        """Every frame up to this number is committed."""
         self._beyond = {number for number in beyond if number > watermark}
         self._advance()
 
     @property
-    def watermark(self) -> int:
-        """Every frame up to this number is committed."""
-        return self._watermark
-
-    @property
     def highest(self) -> int:
         """The highest committed number."""
-        return max(self._beyond, default=self._watermark)
+        return max(self._beyond, default=self.watermark)
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence <= self._watermark or sequence in self._beyond
+        return sequence <= self.watermark or sequence in self._beyond
 
     def exclude_committed(self, sequences: Iterable[int]) -> set[int]:
         """Return the numbers that are not committed."""
-        watermark, beyond = self._watermark, self._beyond
+        watermark, beyond = self.watermark, self._beyond
         return {number for number in sequences if number > watermark and number not in beyond}
 
     def add(self, sequences: Iterable[int]) -> None:
         """Mark numbers as committed, in any order; repetitions change nothing."""
-        self._beyond.update(number for number in sequences if number > self._watermark)
+        self._beyond.update(number for number in sequences if number > self.watermark)
         self._advance()
 
     def _advance(self) -> None:
-        while self._watermark + 1 in self._beyond:
-            self._watermark += 1
-            self._beyond.remove(self._watermark)
+        while self.watermark + 1 in self._beyond:
+            self.watermark += 1
+            self._beyond.remove(self.watermark)
 
 
 class RankSession:
@@ -246,7 +244,8 @@ class RankSession:
         self._expected = True
         self._end: SessionEnd | None = None
         self._progress = CommitProgress()
-        self._acknowledged = 0
+        self.acknowledged = 0
+        """Every frame up to this number is committed, and a session end among them applied."""
         self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
@@ -264,34 +263,29 @@ class RankSession:
         """Whether its process has ended, and all it left was handled."""
         self._last_events_known = False
 
-    def restore(
-        self,
-        row: LedgerSessionRow,
-        *,
-        beyond: Iterable[int],
-        counts: Iterable[OutcomeCountRow],
-        ends: Iterable[IterationEnd],
-        due: Iterable[MetadataFrame],
-        tabulated_to: int,
-        plans: Iterable[tuple[int, ChangedPlan]] = (),
-    ) -> None:
-        """Restore the state from the ledger, before any other thread uses this session.
-
-        `plans` are those that changed it, with the numbers of their frames.
-        """
-        for sequence, changed in plans:
-            self.plans.add(sequence, changed.plan, changed.iteration)
+    def restore(self, ledger: AgentLedger, row: LedgerSessionRow) -> None:
+        """Restore the state from the ledger, before any other thread uses this session."""
+        session_id = self.request.session_id
+        for raw in ledger.changed_plans(session_id):
+            frame = reread_metadata_frame(raw, session_id)
+            if isinstance(frame.declaration, ChangedPlan):
+                changed = frame.declaration
+                self.plans.add(frame.frame_id.sequence, changed.plan, changed.iteration)
         self._expected, self.restored = False, True
-        self.tabulated_to = tabulated_to
+        # The end of an iteration is applied after all rows before it.
+        self.tabulated_to = ledger.last_end(session_id)
         if self.storage.tables is not None:
             self.storage.tables.expect_existing_rows()
         if row.state is SessionState.CLOSED:
             self._end = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
+        beyond = ledger.committed_beyond(session_id, row.watermark)
         self._progress = CommitProgress(row.watermark, beyond)
-        self._acknowledged = self._progress.watermark
-        self.pending.restore(due)
-        self._tallies.restore(counts, ends)
+        self.acknowledged = self._progress.watermark
+        self.pending.restore(
+            reread_metadata_frame(raw, session_id) for raw in ledger.unapplied(session_id)
+        )
+        self._tallies.restore(ledger.counts(session_id), ledger.ends(session_id))
 
     @property
     def plan(self) -> DumpPlan:
@@ -307,11 +301,6 @@ class RankSession:
     def watermark(self) -> int:
         """Every frame up to this number is committed."""
         return self._progress.watermark
-
-    @property
-    def acknowledged(self) -> int:
-        """Every frame up to this number is committed, and a session end among them applied."""
-        return self._acknowledged
 
     @property
     def live(self) -> bool:
@@ -481,13 +470,13 @@ class RankSession:
         with self._lock:
             before = [at - 1 for at in self.pending.session_ends]
             safe = min([self._progress.watermark, *before])
-            self._acknowledged = max(self._acknowledged, safe)
+            self.acknowledged = max(self.acknowledged, safe)
             listener, ring = self._listener, self._ring
         # Before the rank is notified, because it then looks for free space.
         if ring:
-            ring.acknowledge(self._acknowledged)
+            ring.acknowledge(self.acknowledged)
         if listener:
-            listener.acknowledge(self._acknowledged)
+            listener.acknowledge(self.acknowledged)
 
     def attach_ring(self, ring: SessionRing | None) -> None:
         """Set the ring that is released as frames are acknowledged; None for no ring."""
@@ -524,7 +513,7 @@ class RankSession:
             listener.warn(text)
         if slab_waits:
             listener.offer_slab()
-        listener.acknowledge(self._acknowledged)
+        listener.acknowledge(self.acknowledged)
 
     def disconnect(self, listener: StreamMailbox) -> bool:
         """Note that a stream has ended; return whether it was the attached one."""

@@ -19,12 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core import tree_root as trees
 from rankdump._core.plan import DumpPlan, plan_from_json
-from rankdump._core.session_protocol import ChangedPlan, SessionGrant, SessionRequest
+from rankdump._core.session_protocol import SessionGrant, SessionRequest
 from rankdump._core.status import StatusView
 from rankdump._core.tree_session import DaemonAddresses
 from rankdump._layout.plan_conflicts import find_contradiction
@@ -43,9 +42,7 @@ from rankdump.errors import (
     RetryableError,
     UnavailableError,
 )
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.agent.ledger.rows import LedgerSessionRow
 from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import (
     RankSession,
@@ -140,9 +137,11 @@ def restore_session(
     """
     try:
         row = ledger.find(session_id)
-        session = _restore(ledger, row, daemons) if row else None
-        if session:
-            _check_reportable(session)
+        if row is None:
+            return None
+        session = RankSession(row.request, read_checked_plan(row.request), daemons)
+        session.restore(ledger, row)
+        _check_reportable(session)
         return session
     except (sqlite3.Error, RankdumpError):
         raise
@@ -150,27 +149,6 @@ def restore_session(
         if state_files.is_transient(error):
             raise UnavailableError(f"session {session_id!r}: {error}") from error
         raise CorruptedError(f"the ledger is damaged: {error!r}") from error
-
-
-def _restore(ledger: AgentLedger, row: LedgerSessionRow, daemons: DaemonAddresses) -> RankSession:
-    session_id = row.request.session_id
-    session = RankSession(row.request, read_checked_plan(row.request), daemons)
-    reread = partial(reread_metadata_frame, session_id=session_id)
-    session.restore(
-        row,
-        beyond=ledger.committed_beyond(session_id, row.watermark),
-        counts=ledger.counts(session_id),
-        ends=ledger.ends(session_id),
-        due=map(reread, ledger.unapplied(session_id)),
-        # The end of an iteration is applied after all rows before it.
-        tabulated_to=ledger.last_end(session_id),
-        plans=[
-            (frame.frame_id.sequence, frame.declaration)
-            for frame in map(reread, ledger.changed_plans(session_id))
-            if isinstance(frame.declaration, ChangedPlan)
-        ],
-    )
-    return session
 
 
 def _check_reportable(session: RankSession) -> None:
