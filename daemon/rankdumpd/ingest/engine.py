@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,14 +170,11 @@ class SourceCleaner:
     def _unused(self, file: IngestedFile) -> bool:
         """Return whether a copy is in the tree and no process has the source open for writing."""
         try:
-            descriptor = self._source.open(file.path)
+            source = self._source.open(file.path)
         except OSError:
             return False
-        try:
-            with hold_read_lease(descriptor) as free:
-                return free is not False and self._stands(file)
-        finally:
-            os.close(descriptor)
+        with hold_read_lease(source.number) as free:
+            return free is not False and self._stands(file)
 
 
 def open_target_tree(task: IngestTask) -> DumpTree:

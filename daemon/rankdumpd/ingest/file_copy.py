@@ -138,17 +138,15 @@ class FileCopier:
         """
         path = candidate.path
         try:
-            descriptor = self._source.open(path)
+            file = self._source.open(path)
         except FileNotFoundError:
             return SkippedFile(path, SkipReason.GONE)
         except OSError as error:
             return SkippedFile(path, SkipReason.FAILED, f"cannot be opened: {error.strerror}")
         try:
-            return self._settled(candidate, descriptor, before)
+            return self._settled(candidate, file.number, before)
         except OSError as error:
             return SkippedFile(path, SkipReason.FAILED, f"cannot be copied: {error.strerror}")
-        finally:
-            os.close(descriptor)
 
     def _settled(
         self, candidate: CandidateFile, descriptor: int, before: IngestedFile | None
@@ -180,7 +178,9 @@ class FileCopier:
             )
         linkable = content.kind.holds_tensors and stamp.size_bytes >= MIN_LINKED_BYTES
         with self._turns[hash(digest) % _MAX_DIGEST_LOCKS]:
-            original = self._find_original(digest) if linkable else None
+            original = None
+            if linkable:
+                original = self._uncommitted.find(digest) or self._original(digest)
             linked = self._link(path, original) if original else None
             stored = linked or self._write(path, content)
             if linkable and not linked:
@@ -215,9 +215,6 @@ class FileCopier:
             suffix, parts = "", content.frames
         stamp = self._tree.put(folder, name + suffix, parts, mark=build_file_mark(path))
         return OriginalFile(path + suffix, stamp)
-
-    def _find_original(self, digest: str) -> OriginalFile | None:
-        return self._uncommitted.find(digest) or self._original(digest)
 
 
 def build_file_mark(path: str) -> str:

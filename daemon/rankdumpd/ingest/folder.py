@@ -80,14 +80,13 @@ class IngestFolder:
         """Whether the folder was removed, even if there is another one at its path."""
         return os.fstat(self._root).st_nlink == 0
 
-    def open(self, path: str) -> int:
-        """Return a descriptor of a regular file; OSError when it is anything else."""
+    def open(self, path: str) -> FileDescriptor:
+        """Open a regular file; OSError when it is anything else."""
         folder, name = self._locate(path)
-        descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder.number)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", path)
+        file = FileDescriptor(os.open(name, _FILE_FLAGS, dir_fd=folder.number))
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file
 
     def read_stamp(self, path: str) -> FileStamp | None:
         """Return the present stamp of a file; None when there is no regular file."""

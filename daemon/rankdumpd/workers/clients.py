@@ -152,10 +152,10 @@ class WorkerMetricSums:
             if sample.name.startswith(AGENT_PREFIX) and not is_cumulative(sample.name)
         ]
         counted = [
-            each
+            MetricSample(name, value, dict(labels))
             for seen in self._seen.values()
             for sums in (seen.now, seen.before)
-            for each in _build_samples(sums)
+            for (name, labels), value in sums.items()
         ]
         return aggregate_samples([*gauges, *counted])
 
@@ -171,10 +171,6 @@ class WorkerMetricSums:
             if each.name == REFUSED_CALLS_METRIC
             or (each.name.startswith(AGENT_PREFIX) and is_cumulative(each.name))
         }
-
-
-def _build_samples(sums: Mapping[SampleKey, float]) -> Iterable[MetricSample]:
-    return (MetricSample(name, value, dict(labels)) for (name, labels), value in sums.items())
 
 
 WORKER_STATUS_TIMEOUT_S = 5.0

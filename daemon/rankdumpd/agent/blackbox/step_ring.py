@@ -180,7 +180,9 @@ class StepRing:
             # Another thread of the rank sent it.
             return
         if before is None or count_tensors(before) < count_tensors(state) or not state.unfinished:
-            self._note_activity(now_s)
+            if self.interval_count >= MIN_INTERVALS:
+                self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
+            self.active_s = now_s
         self._steps.pop(state.iteration, None)
         self._steps[state.iteration] = number, state
         self._step_bytes += compute_step_bytes(state)
@@ -191,11 +193,6 @@ class StepRing:
             self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
             self._remove(next(iter(self._steps)))
-
-    def _note_activity(self, now_s: float) -> None:
-        if self.interval_count >= MIN_INTERVALS:
-            self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
-        self.active_s = now_s
 
     def note_frames(self, acknowledged: int, now_s: float) -> None:
         """Count a rank whose frames are still being committed as one that comes further: it may

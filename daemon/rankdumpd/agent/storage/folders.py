@@ -135,9 +135,11 @@ class TreeFolders:
         try:
             opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
         except NotADirectoryError:
-            if parent is not None and _is_link(name, parent):
-                message = f"a symbolic link is in the place of a folder below {self._root}"
-                raise OutsideRootError(errno.EXDEV, message, name) from None
+            if parent is not None:
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode):
+                    message = f"a symbolic link is in the place of a folder below {self._root}"
+                    raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
         status = os.fstat(opened.number)
         unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == UNFINISHED_MODE
@@ -176,7 +178,3 @@ def sync_folder(folder: FileDescriptor) -> None:
     """Make the names in a folder survive a power loss."""
     readable = FileDescriptor(os.open(".", LIST_FLAGS, dir_fd=folder.number))
     os.fsync(readable.number)
-
-
-def _is_link(name: str, parent: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)

@@ -336,7 +336,8 @@ class DumpTree(RootedFolder):
         def fill(opened: int) -> None:
             self._write(opened, (head,))
             for piece in pieces:
-                self._copy_tail(piece, opened)
+                source = self.open_file(piece.path)
+                copy_tail(source.number, opened, piece.start, piece.length, self._write)
 
         return self._write_new_file(folder, name, mark, fill, rename_file)
 
@@ -592,10 +593,6 @@ class DumpTree(RootedFolder):
                 if status.st_ino == stamp.inode:
                     os.unlink(name, dir_fd=where.number)
             raise
-
-    def _copy_tail(self, piece: FileTail, target: int) -> None:
-        source = self.open_file(piece.path)
-        copy_tail(source.number, target, piece.start, piece.length, self._write)
 
     def _fill_and_close(
         self,
