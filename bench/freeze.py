@@ -138,7 +138,7 @@ class SimulatedAgent:
     def _watch(self) -> None:
         """Note when the order arrives, and when the first raw file is complete."""
         box = self._agent._black_box
-        write, join = box._raw.write, box._recent.note_relayed
+        write, join = box._raw.write, box.recent.note_relayed
 
         def write_noted(*arguments: Any) -> Path:
             path = write(*arguments)
@@ -149,7 +149,7 @@ class SimulatedAgent:
             self.order_s = self.order_s or time.perf_counter()
             return join(relayed)
 
-        box._raw.write, box._recent.note_relayed = write_noted, join_noted
+        box._raw.write, box.recent.note_relayed = write_noted, join_noted
 
 
 class AgentProcess:

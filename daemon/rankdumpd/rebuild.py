@@ -29,7 +29,8 @@ from rankdump._core.manifest import (
 )
 from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
-from rankdump._core.session_protocol import IterationEnd, SessionRequest
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
 from rankdump._layout.file_name import PACKED_SUFFIX
@@ -38,7 +39,15 @@ from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
 from rankdumpd.agent.ledger import rows
 from rankdumpd.agent.ledger.database import lock_ledger_folder, open_ledger_file
 from rankdumpd.agent.ledger.rows import RECORD_PLACES
-from rankdumpd.agent.records import FrameId, RecordStatus
+from rankdumpd.agent.records import (
+    BaselineMatch,
+    BaselineVerdict,
+    FrameId,
+    OperatorMembership,
+    RecordOutcome,
+    RecordStatus,
+    TreeFile,
+)
 
 _ORDER_FILE_PATTERN = re.compile(r"ms_execution_order_graph_([0-9]{1,9})\.csv")
 _MAX_FILE_BYTES = 1 << 30
@@ -222,8 +231,6 @@ def _build_placeholders(number: int) -> str:
 
 
 LedgerRow: TypeAlias = "tuple[str | int | bytes | None, ...]"
-_PATH_COLUMN, _DIGEST_COLUMN = 2, 10
-"""Columns of `_build_record_row` behind its first four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +264,25 @@ def build_session_rows(
     that an agent needs to resume it is only counted, and cannot be resumed.
     """
     ordered = sorted(found.manifests, key=_last_sequence)
+    # Also of links to such files, which have no size.
+    unpacked_digests = {each.digest for m in ordered for each in m.records if _is_unpacked(each)}
     records: list[LedgerRow] = []
     ends: list[LedgerRow] = []
+    unpacked: list[LedgerRow] = []
     spare = count(-1, -1)
     reached = 0
     for manifest in ordered:
+        status = manifest.status
         # Older manifests have no last sequence number: assume that only tensors were sent.
         end = _last_sequence(manifest) or reached + len(manifest.records) + 1
         numbers = iter(range(reached + 1, end))
         for record, outcome, reason in _iter_record_statuses(manifest):
             # One frame has many rows of statistics; ranks never send numbers below 1.
-            sequence = next(numbers, None) or next(spare)
-            records.append(_build_record_row(manifest.status, sequence, record, outcome, reason))
+            frame_id = FrameId(status.session_id, next(numbers, None) or next(spare))
+            made = _make_outcome(status, frame_id, record, outcome, reason)
+            records.append(rows.make_record_row(made))
+            if record.path and record.digest in unpacked_digests:
+                unpacked.append((status.session_id, status.iteration, frame_id.sequence))
         ends.append(_build_end_row(manifest, end))
         reached = max(reached, end)
     request = _build_request(found, root)
@@ -285,7 +299,7 @@ def build_session_rows(
         tuple(ends),
         tuple(_iter_retired_rows(found)),
         tuple(map(rows.make_layout_row, layouts)),
-        tuple(_iter_unpacked_rows(ordered, records)),
+        tuple(unpacked),
     )
 
 
@@ -371,19 +385,10 @@ def _is_sample(record: ManifestRecord) -> bool:
     return record.layout is not None and record.layout.is_sample
 
 
-def _iter_unpacked_rows(
-    manifests: Iterable[Manifest], records: Iterable[LedgerRow]
-) -> Iterator[LedgerRow]:
-    """Yield the files that an agent stored unpacked and had not packed, and the links to them."""
-    digests = {each.digest for m in manifests for each in m.records if _is_unpacked(each)}
-    for session_id, sequence, _, iteration, *rest in records:
-        path, digest = rest[_PATH_COLUMN], rest[_DIGEST_COLUMN]
-        if path and digest in digests:
-            yield session_id, iteration, sequence
-
-
 def _is_unpacked(record: ManifestRecord) -> bool:
-    """Return whether a file has the size of a frame that packs nothing."""
+    """Return whether a file has the size of a frame that packs nothing: an agent stored it under
+    pressure, and had not packed it.
+    """
     element = ELEMENT_TYPES.get(record.dtype)
     if element is None or not record.path.endswith(f".npy{PACKED_SUFFIX}"):
         return False
@@ -391,40 +396,44 @@ def _is_unpacked(record: ManifestRecord) -> bool:
     return record.bytes_stored == stored
 
 
-def _build_record_row(
+def _make_outcome(
     status: IterationStatus,
-    sequence: int,
+    frame_id: FrameId,
     record: ManifestRecord,
     outcome: RecordStatus,
     reason: str,
-) -> LedgerRow:
+) -> RecordOutcome:
+    """Return what a ledger row has of a record.
+
+    Its row of statistics is in the table, its fingerprint in the file that the manifest names, and
+    it is joined already, or never will be.
+    """
     folder = find_folder(record.path.rpartition("/")[0])
-    return (
-        status.session_id,
-        sequence,
+    kind = TensorKind(
         folder.graph if folder is not None else 0,
-        status.iteration,
-        outcome.value,
-        reason,
-        record.path,
         record.op_type,
         record.op_name,
-        record.argument,
+        TensorSide.OUTPUT,
+        0,
         record.dtype,
-        json.dumps(record.shape),
+        record.shape,
         record.bytes_in,
-        record.bytes_stored,
+        argument=record.argument,
+        layout=record.layout,
+        microbatch=record.microbatch,
+        phase=record.phase,
+    )
+    file = TreeFile(record.baseline, record.same_as)
+    return RecordOutcome(
+        frame_id,
+        RecordHead(kind, status.iteration, record.timestamp_us),
+        outcome,
+        reason,
+        record.path,
         record.digest,
-        record.timestamp_us,
-        *("", ""),  # its row of statistics is in the table
-        record.member,
-        *(0, "", ""),  # its rows are joined already, or never will be
-        record.microbatch,
-        record.phase,
-        rows.make_layout_row(record.layout)[0] if record.layout is not None else 0,
-        b"",  # its fingerprint is in the file that the manifest names
-        record.baseline,
-        record.same_as,
+        record.bytes_stored,
+        membership=OperatorMembership(record.member),
+        baseline=BaselineMatch(BaselineVerdict.SAME, file) if record.same_as else None,
     )
 
 

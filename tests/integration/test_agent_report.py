@@ -28,6 +28,7 @@ from rankdumpd.agent.records import FrameId, MetadataFrame, QuietRank
 from rankdumpd.agent.report import report_stream
 from rankdumpd.agent.report.report_stream import ReporterTimes
 from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
+from rankdumpd.agent.session.order_relay import OrderRelay
 
 WAIT_S = 300
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
@@ -82,6 +83,7 @@ class ReportingAgentRig:
             warn=lambda job, text: self.warned.append((job, text)),
             on_forgotten=self.tell_again,
             quiet=lambda: self.quiet,
+            orders=OrderRelay(lambda: (), lambda: None, find_newest=lambda session: ""),
             black_box=BlackBoxReports(
                 lambda: self.freezes,
                 lambda: [self.steps.pop()] if self.steps else [],

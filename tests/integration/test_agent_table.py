@@ -24,7 +24,7 @@ from rankdump._analysis.fsck import check_tree
 from rankdump._analysis.table.table_files import TABLE_FOLDER, list_tensor_files
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
 from rankdump._core.plan import ContentSettings
-from rankdumpd.agent.table import table_writer, window_decision
+from rankdumpd.agent.table import table_writer
 from rankdumpd.agent.table.table_process import TableAnswer, TableProcess, TableRequest
 from rankdumpd.rebuild import rebuild_ledger
 
@@ -106,7 +106,7 @@ def count_rows(agent) -> float:
 
 
 def test_full_window_is_written_while_the_job_goes_on(make_agent, send, monkeypatch):
-    monkeypatch.setattr(window_decision, "WINDOW_RECORDS", 4)
+    monkeypatch.setattr(table_writer, "WINDOW_RECORDS", 4)
     agent = make_agent(table=True)
     made, stream = send(agent.address, range(2), goodbye=False)
     wait_for(lambda: is_complete(made.root), "the first window")

@@ -236,7 +236,7 @@ def test_agent_that_was_restarted_freezes_nothing_twice(
     again.step(4)
     again.wait_steps(2)
     box = agent.agent._black_box
-    wait_until(lambda: box._recent.find_reach(("job", 0, 3)).agents)
+    wait_until(lambda: box.recent.find_reach(("job", 0, 3)).agents)
     assert box.wait_idle(DEADLINE_S) == 0
     assert not again.ranks[0][1].notices
     assert [path.name for path in tree.parent.iterdir()] == ["3"]

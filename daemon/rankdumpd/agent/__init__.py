@@ -2,8 +2,8 @@
 coordinator of each job.
 
 The folders depend on each other in one direction: storage and ledger on the values in `records`,
-report on ledger, session on storage and ledger, shm on session, limits on session and shm,
-commit on report and limits, retention and backlog on ledger, limits and session, ingress on
+session on storage and ledger, report on ledger and session, shm on session, limits on session and
+shm, commit on report and limits, retention and backlog on ledger, limits and session, ingress on
 commit and shm.
 `service` puts them together.
 """

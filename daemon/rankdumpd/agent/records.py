@@ -1,15 +1,16 @@
 """Frozen values that the folders of the agent hand to each other: frame ids, received records and
 their outcomes, metadata frames, rows of statistics and members of operators.
 
-The elements of a record are in memory, or in a file until they are needed; reading such a file is
-the only I/O in this module. Values that exist once for each record are named tuples, which are
-made fastest.
+The elements of a record are in memory, or in a file until they are needed; reading such a file, and
+the clock of time stamps, is the only I/O in this module. Values that exist once for each record are
+named tuples, which are made fastest.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -91,10 +92,13 @@ def parse_member(text: str) -> tuple[TensorSide, int]:
     return TensorSide(side), int(slot)
 
 
+def read_wall_clock_us() -> int:
+    """Return the time in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
 CORRUPTED = "corrupted"
 """Drop reason of elements that differ from those that were sent."""
-
-
 _MAX_REUSED_BYTES = 16 << 20
 
 

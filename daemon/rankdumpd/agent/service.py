@@ -21,17 +21,16 @@ from rankdump._core.status import MetricSample, StatusView
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
-from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
-from rankdumpd.agent.backlog.file_packer import FilePacker
+from rankdumpd.agent.backlog.backlog_packer import BacklogPacker, FilePacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
+from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.admission import StorePressure, decide_packing
 from rankdumpd.agent.limits.disk_space import LedgerSpace
-from rankdumpd.agent.limits.pack_decision import StorePressure, decide_packing
 from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
@@ -40,7 +39,7 @@ from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.order_relay import OrderRelay
-from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.session.session_files import SessionFiles, find_daemons
 from rankdumpd.agent.shm.ring_registry import RingRegistry
@@ -57,7 +56,7 @@ from rankdumpd.agent.table.table_writer import TableWriter
 from rankdumpd.server import machine, state_files
 from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component, request_stop
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import AGENT_PREFIX, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.settings import AgentSettings, DaemonSettings
@@ -79,9 +78,7 @@ def resume_sessions(
             report(session)
         except Exception as error:
             request = session.request
-            _logger.exception(
-                "pending work of a resumed session failed", extra=build_log_fields(request)
-            )
+            log_about(_logger, request).exception("pending work of a resumed session failed")
             if not state_files.is_transient(error):
                 registry.give_up(request.session_id, error)
 
@@ -145,6 +142,12 @@ _STOP_TIMEOUT_S = 3.0
 """Time for an orderly end; a thread that is blocked on a disk is left behind after it."""
 
 
+def _count_down(timeout_s: float) -> Callable[[], float]:
+    """Return a function that returns what is left of a time."""
+    deadline_s = time.monotonic() + timeout_s
+    return lambda: max(0.0, deadline_s - time.monotonic())
+
+
 class DumpAgent(Component):
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
@@ -189,13 +192,8 @@ class DumpAgent(Component):
             ring_bytes=settings.slab_bytes,
             memory=memory,
         )
-        self._limits = ResourceLimits(
-            make_policy(settings, memory.record_bytes),
-            memory,
-            self._budget,
-            self._usage,
-            self._slabs,
-        )
+        policy = make_policy(settings, memory.record_bytes)
+        self._limits = ResourceLimits(policy, memory, self._budget, self._usage, self._slabs)
         self._originals = DuplicateIndex()
         self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = SessionRegistry(
@@ -213,13 +211,9 @@ class DumpAgent(Component):
 
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
         """Make the parts that depend on the registry."""
-        self._session_files = SessionFiles(
-            on_end=lambda session: self._notifier.report_session(session),
-        )
+        self._session_files = SessionFiles(on_end=lambda each: self._notifier.report_session(each))
         self._notifier = SessionNotifier(
-            self._registry,
-            self._ledger,
-            self._reporter,
+            *(self._registry, self._ledger, self._reporter),
             self._limits.warnings,
             self._session_files,
         )
@@ -327,12 +321,12 @@ class DumpAgent(Component):
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
         self._reporter.start()
-        self._committer.start()
+        self._committer.thread.start()
         self._workers.start()
         self._rings.restore_rings(self._registry.list_sessions())
         self._slabs.remove_strays(set(self._ledger.unfinished()))
-        self._rings.start()
-        self._retention.start()
+        self._rings.thread.start()
+        self._retention.thread.start()
         self._backlog.start()
         self._black_box.start()
 
@@ -341,7 +335,7 @@ class DumpAgent(Component):
 
         CorruptedError when the ledger is damaged: nothing can be committed then.
         """
-        deadline = time.monotonic() + timeout_s
+        left_s = _count_down(timeout_s)
         self._registry.refuse_sessions()
         self._ledger.check()
         self._black_box.stop_watching()
@@ -349,35 +343,35 @@ class DumpAgent(Component):
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
-        self._black_box.finish(max(0.0, deadline - time.monotonic()))
-        left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
+        self._black_box.finish(left_s())
+        left = self._budget.wait_idle(left_s())
         # Reports which of the exited ranks are known to the end.
         self._rings.check_rings()
         # Unreported items stay in the ledger and do not count as unfinished.
-        self._reporter.flush(max(0.0, deadline - time.monotonic()))
+        self._reporter.flush(left_s())
         self._rings.check_rings()
         self._reporter.leave(self._state_dir)
         # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
         if self._ends_with_job:
             # The ledger ends with this process, so nobody could write later what is deferred.
-            self._committer.finish(max(0.0, deadline - time.monotonic()) / 2)
-            self._backlog.finish(max(0.0, deadline - time.monotonic()))
-            self._table.finish(max(0.0, deadline - time.monotonic()))
+            self._committer.finish(left_s() / 2)
+            self._backlog.finish(left_s())
+            self._table.finish(left_s())
         return left
 
     def stop(self) -> None:
         """Stop at once; ranks resend unacknowledged frames to the next agent."""
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        left_s = _count_down(_STOP_TIMEOUT_S)
         self._registry.refuse_sessions()
         self._budget.close()
         self._black_box.stop_watching()
         self._streams.end("the agent is stopping")
         self._streams.join(_STOP_TIMEOUT_S / 2)
         self._rings.stop()
-        written = self._workers.stop(max(0.0, deadline - time.monotonic()))
-        committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
-        kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
+        written = self._workers.stop(left_s())
+        committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, left_s()))
+        kept = self._retention.thread.stop(_STOP_TIMEOUT_S / 2)
         left = self._backlog.stop(_STOP_TIMEOUT_S / 2)
         tabled = self._table.stop(_STOP_TIMEOUT_S / 2)
         frozen = self._black_box.stop(_STOP_TIMEOUT_S / 2)
@@ -397,11 +391,9 @@ class DumpAgent(Component):
 
     def fault(self) -> str:
         """Return which essential threads have ended; empty when all are running."""
-        parts = (
-            *(self._workers, self._committer, self._rings),
-            *(self._reporter, self._black_box),
-        )
-        return "; ".join(filter(None, (part.fault() for part in parts)))
+        parts = self._committer, self._rings, self._reporter, self._black_box
+        faults = (self._workers.fault(), *(part.thread.fault() for part in parts))
+        return "; ".join(filter(None, faults))
 
     def brief(self) -> str:
         """Return one line: how many ranks are connected and how much is in flight."""
@@ -469,10 +461,10 @@ class DumpAgent(Component):
         self._notifier.report_session(session)
 
     def _wait_idle(self, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
+        left_s = _count_down(timeout_s)
         left = self._budget.wait_idle(timeout_s)
-        left += self._black_box.wait_idle(max(0.0, deadline - time.monotonic()))
-        return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
+        left += self._black_box.wait_idle(left_s())
+        return left + self._reporter.flush(left_s())
 
     def _make_reporter(
         self, address: str, credentials: TlsCredentials | None
@@ -493,8 +485,8 @@ class DumpAgent(Component):
             ),
             orders=self._orders,
             black_box=BlackBoxReports(
-                lambda: self._black_box.list_reported_freezes(),
-                lambda: self._black_box.pop_compared_steps(),
+                lambda: self._black_box.recent.list_reported(),
+                lambda: self._black_box.rings.pop_compared_steps(),
                 lambda relayed: self._black_box.join_freeze(relayed),
             ),
             credentials=credentials,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +131,8 @@ class SourceCleaner:
         now_s = self._clock()
         gone: list[str] = []
         # A file that is due may be among the others, which are the later ones of that path.
-        latest = {file.path: file for file in (*self._due(now_s), *files)}
+        due = takewhile(lambda each: each[0] <= now_s, list(self._young.values()))
+        latest = {file.path: file for file in (*(file for _, file in due), *files)}
         for file in latest.values():
             self._young.pop(file.path, None)
             removed = self._source.remove(file.path, file.source, before_s=now_s - REMOVAL_DELAY_S)
@@ -167,27 +167,25 @@ class SourceCleaner:
         """Remove the folders that hold nothing."""
         self._source.remove_empty()
 
-    def _due(self, now_s: float) -> list[IngestedFile]:
-        return [file for _, file in takewhile(lambda each: each[0] <= now_s, self._young.values())]
-
     def _unused(self, file: IngestedFile) -> bool:
         """Return whether a copy is in the tree and no process has the source open for writing."""
         try:
-            descriptor = self._source.open(file.path)
+            source = self._source.open(file.path)
         except OSError:
             return False
-        try:
-            with hold_read_lease(descriptor) as free:
-                return free is not False and self._stands(file)
-        finally:
-            os.close(descriptor)
+        with hold_read_lease(source.number) as free:
+            return free is not False and self._stands(file)
 
 
 def open_target_tree(task: IngestTask) -> DumpTree:
     """Return the tree of a task, with the default modes."""
     output = OutputSettings(str(task.tree))
-    modes = output.file_mode, output.folder_mode
-    return DumpTree(output.root, file_mode=modes[0], folder_mode=modes[1], synced=task.delete)
+    return DumpTree(
+        output.root,
+        file_mode=output.file_mode,
+        folder_mode=output.folder_mode,
+        synced=task.delete,
+    )
 
 
 def lock_target_tree(tree: DumpTree) -> TreeLock:

@@ -16,8 +16,7 @@ import mmap
 import os
 import signal
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from rankdump._codec.file_codec import FileCodec, is_worthwhile, pack_file, select_codec
@@ -25,7 +24,8 @@ from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._layout.tree_paths import MAX_NAME_BYTES
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import FileStamp, OriginalFile
-from rankdumpd.agent.storage.tree import DumpTree
+from rankdumpd.agent.storage.record_writer import MIN_LINKED_BYTES, DuplicateIndex
+from rankdumpd.agent.storage.tree import DumpTree, make_stamp
 from rankdumpd.ingest.dump_file import (
     CandidateFile,
     DumpFileKind,
@@ -35,7 +35,7 @@ from rankdumpd.ingest.dump_file import (
     SkipReason,
     examine_file,
 )
-from rankdumpd.ingest.folder import IngestFolder, build_stamp
+from rankdumpd.ingest.folder import IngestFolder
 
 SETTLE_TIME_S = 2.0
 """Time that a file has to stay unchanged where the kernel grants no lease (NFS, other owners)."""
@@ -63,8 +63,7 @@ def hold_read_lease(descriptor: int) -> Generator[bool | None, None, None]:
 class SettlingFiles:
     """Files that are tried again once they have stayed unchanged for a while."""
 
-    def __init__(self, stay_s: float = SETTLE_TIME_S) -> None:
-        self._stay_s = stay_s
+    def __init__(self) -> None:
         self._since: dict[str, tuple[FileStamp | None, float]] = {}
 
     def __len__(self) -> int:
@@ -83,37 +82,27 @@ class SettlingFiles:
     def next_due_s(self) -> float:
         """Return when the next file is due; infinity when there is none."""
         first_s = min((since for _, since in self._since.values()), default=math.inf)
-        return first_s + self._stay_s
+        return first_s + SETTLE_TIME_S
 
     def pop_settled(
         self, now_s: float, stamp_now: Callable[[str], FileStamp | None]
     ) -> list[CandidateFile]:
         """Return and forget the files that have stayed unchanged; wait on for the others."""
-        due = [path for path, (_, since) in self._since.items() if now_s >= since + self._stay_s]
-        return list(self._ripe(due, now_s, stamp_now))
-
-    def _ripe(
-        self, due: Iterable[str], now_s: float, stamp_now: Callable[[str], FileStamp | None]
-    ) -> Generator[CandidateFile, None, None]:
-        for path in due:
-            seen, _ = self._since.pop(path)
+        settled: list[CandidateFile] = []
+        for path, (seen, since_s) in list(self._since.items()):
+            if now_s < since_s + SETTLE_TIME_S:
+                continue
+            del self._since[path]
             stamp = stamp_now(path)
             if seen is None or stamp == seen:
-                yield CandidateFile(path, aged=True)
+                settled.append(CandidateFile(path, aged=True))
             elif stamp is not None:
                 self._since[path] = stamp, now_s
-
-
-def is_unchanged(descriptor: int, before: os.stat_result) -> bool:
-    """Return whether an open file has not changed since `before`."""
-    now = os.fstat(descriptor)
-    return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        return settled
 
 
 MIN_MAPPED_BYTES = 32 << 20
 """Size from which files are mapped, where a lease keeps others from truncating them."""
-MIN_LINKED_BYTES = 4096
-"""Size below which files are not linked: a copy costs as little as a link."""
 _MAX_DIGEST_LOCKS = 256
 _MAX_UNCOMMITTED = 4096
 
@@ -138,8 +127,7 @@ class FileCopier:
         self._stored_as = stored_as
         self._original = original
         self._turns = [threading.Lock() for _ in range(_MAX_DIGEST_LOCKS)]
-        self._fresh: OrderedDict[str, OriginalFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._uncommitted = DuplicateIndex(_MAX_UNCOMMITTED)
 
     def copy_file(
         self, candidate: CandidateFile, before: IngestedFile | None
@@ -150,17 +138,15 @@ class FileCopier:
         """
         path = candidate.path
         try:
-            descriptor = self._source.open(path)
+            file = self._source.open(path)
         except FileNotFoundError:
             return SkippedFile(path, SkipReason.GONE)
         except OSError as error:
             return SkippedFile(path, SkipReason.FAILED, f"cannot be opened: {error.strerror}")
         try:
-            return self._settled(candidate, descriptor, before)
+            return self._settled(candidate, file.number, before)
         except OSError as error:
             return SkippedFile(path, SkipReason.FAILED, f"cannot be copied: {error.strerror}")
-        finally:
-            os.close(descriptor)
 
     def _settled(
         self, candidate: CandidateFile, descriptor: int, before: IngestedFile | None
@@ -170,7 +156,7 @@ class FileCopier:
             if free is False:
                 return SkippedFile(path, SkipReason.WRITTEN, "a process has it open for writing")
             facts = os.fstat(descriptor)
-            stamp = build_stamp(facts)
+            stamp = make_stamp(facts)
             if free is None and not (candidate.closed or candidate.aged):
                 return SkippedFile(path, SkipReason.YOUNG, stamp=stamp)
             data = _read_contents(descriptor, facts.st_size, mapped=bool(free))
@@ -178,7 +164,7 @@ class FileCopier:
                 content = examine_file(path.rpartition("/")[2], memoryview(data))
             except CorruptedError as error:
                 return SkippedFile(path, SkipReason.DAMAGED, str(error), stamp)
-            if not is_unchanged(descriptor, facts):
+            if make_stamp(os.fstat(descriptor)) != stamp:
                 return SkippedFile(path, SkipReason.WRITTEN, "it changed while it was read", stamp)
             return self._kept(path, stamp, content, before)
 
@@ -192,11 +178,13 @@ class FileCopier:
             )
         linkable = content.kind.holds_tensors and stamp.size_bytes >= MIN_LINKED_BYTES
         with self._turns[hash(digest) % _MAX_DIGEST_LOCKS]:
-            original = self._known(digest) if linkable else None
+            original = None
+            if linkable:
+                original = self._uncommitted.find(digest) or self._original(digest)
             linked = self._link(path, original) if original else None
             stored = linked or self._write(path, content)
             if linkable and not linked:
-                self._remember(digest, stored)
+                self._uncommitted.remember(digest, stored)
         return IngestedFile(
             path=path,
             kind=content.kind,
@@ -209,11 +197,9 @@ class FileCopier:
         )
 
     def _link(self, path: str, original: OriginalFile) -> OriginalFile | None:
-        folder, _, name = path.rpartition("/")
-        target = (
-            path + select_codec(original.path).suffix if select_codec(path).suffix == "" else path
-        )
-        name = target.rpartition("/")[2]
+        suffix = "" if select_codec(path).suffix else select_codec(original.path).suffix
+        target = path + suffix
+        folder, _, name = target.rpartition("/")
         if target == original.path or _is_too_long(name):
             return None  # ingested again: not a link to itself
         try:
@@ -229,19 +215,6 @@ class FileCopier:
             suffix, parts = "", content.frames
         stamp = self._tree.put(folder, name + suffix, parts, mark=build_file_mark(path))
         return OriginalFile(path + suffix, stamp)
-
-    def _known(self, digest: str) -> OriginalFile | None:
-        with self._lock:
-            fresh = self._fresh.get(digest)
-        return fresh or self._original(digest)
-
-    def _remember(self, digest: str, original: OriginalFile) -> None:
-        """Remember a file until it is committed."""
-        with self._lock:
-            self._fresh[digest] = original
-            self._fresh.move_to_end(digest)
-            if len(self._fresh) > _MAX_UNCOMMITTED:
-                self._fresh.popitem(last=False)
 
 
 def build_file_mark(path: str) -> str:

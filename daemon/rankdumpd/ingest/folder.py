@@ -9,13 +9,13 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump.errors import ConfigError
-from rankdumpd.agent.records import FileStamp
+from rankdumpd.agent.records import FileDescriptor, FileStamp
+from rankdumpd.agent.storage.tree import make_stamp
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: opening a pipe in place of a file would never return.
@@ -40,8 +40,7 @@ class FoundFolder:
     """A folder that a walk has found, before its entries."""
 
     path: str
-    descriptor: int
-    """Descriptor of the folder, open until the walk goes on."""
+    folder: FileDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,6 @@ class UnsupportedEntry:
     text: str
     harmless: bool = False
     """Whether it is a link to a file that is ingested under its own name."""
-
-
-def build_stamp(facts: os.stat_result) -> FileStamp:
-    """Return the stamp that identifies this version of a file."""
-    return FileStamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
 def check_separate_folders(source: Path, tree: Path) -> None:
@@ -86,71 +80,47 @@ class IngestFolder:
         """Whether the folder was removed, even if there is another one at its path."""
         return os.fstat(self._root).st_nlink == 0
 
-    @contextmanager
-    def folder(self, path: str) -> Generator[int, None, None]:
-        """Yield a descriptor of a folder below; OSError when a link or nothing is on the way."""
-        held = os.dup(self._root)
-        try:
-            for name in filter(None, path.split("/")):
-                below = os.open(name, _FOLDER_FLAGS, dir_fd=held)
-                os.close(held)
-                held = below
-            yield held
-        finally:
-            os.close(held)
-
-    def open(self, path: str) -> int:
-        """Return a descriptor of a regular file; OSError when it is anything else."""
-        above, _, name = path.rpartition("/")
-        with self.folder(above) as folder:
-            descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", path)
+    def open(self, path: str) -> FileDescriptor:
+        """Open a regular file; OSError when it is anything else."""
+        folder, name = self._locate(path)
+        file = FileDescriptor(os.open(name, _FILE_FLAGS, dir_fd=folder.number))
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file
 
     def read_stamp(self, path: str) -> FileStamp | None:
         """Return the present stamp of a file; None when there is no regular file."""
-        above, _, name = path.rpartition("/")
-        try:
-            with self.folder(above) as folder:
-                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError:
+        status = self._find_status(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
             return None
-        return build_stamp(facts) if stat.S_ISREG(facts.st_mode) else None
+        return make_stamp(status)
 
     def names(self, path: str) -> set[str]:
         """Return the names in a folder; none when it cannot be read."""
         try:
-            with self.folder(path) as folder, os.scandir(folder) as listed:
+            folder = self._open_folder(path)
+            with os.scandir(folder.number) as listed:
                 return {item.name for item in listed}
         except OSError:
             return set()
 
     def exists(self, path: str) -> bool:
         """Return whether anything of that name is there."""
-        above, _, name = path.rpartition("/")
-        try:
-            with self.folder(above) as folder:
-                os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
+        return self._find_status(path) is not None
 
     def remove(self, path: str, stamp: FileStamp, *, before_s: float = math.inf) -> bool | None:
         """Remove a file if it is still the one with this stamp; return whether it is gone.
 
         None for one that was changed later than that time, be it in its mode or its name.
         """
-        above, _, name = path.rpartition("/")
         try:
-            with self.folder(above) as folder:
-                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if build_stamp(facts) != stamp or not stat.S_ISREG(facts.st_mode):
-                    return False
-                if facts.st_ctime > before_s:
-                    return None
-                os.unlink(name, dir_fd=folder)
+            folder, name = self._locate(path)
+            status = os.stat(name, dir_fd=folder.number, follow_symlinks=False)
+            if make_stamp(status) != stamp or not stat.S_ISREG(status.st_mode):
+                return False
+            if status.st_ctime > before_s:
+                return None
+            os.unlink(name, dir_fd=folder.number)
         except FileNotFoundError:
             return True
         except OSError:
@@ -161,9 +131,9 @@ class IngestFolder:
         """Remove empty folders, the innermost first; the root stays."""
         folders = [item.path for item in self.walk() if isinstance(item, FoundFolder) and item.path]
         for path in sorted(folders, key=lambda path: path.count("/"), reverse=True):
-            above, _, name = path.rpartition("/")
-            with contextlib.suppress(OSError), self.folder(above) as folder:
-                os.rmdir(name, dir_fd=folder)
+            with contextlib.suppress(OSError):
+                folder, name = self._locate(path)
+                os.rmdir(name, dir_fd=folder.number)
 
     def walk(
         self, path: str = "", skip: Callable[[str], bool] = lambda path: False
@@ -173,22 +143,42 @@ class IngestFolder:
         while due:
             here = due.pop()
             try:
-                with self.folder(here) as folder:
-                    yield FoundFolder(here, folder)
-                    with os.scandir(folder) as listed:
-                        items = sorted(listed, key=lambda item: item.name)
-                    for item in items:
-                        below = f"{here}/{item.name}" if here else item.name
-                        if skip(below):
-                            continue
-                        if item.is_dir(follow_symlinks=False):
-                            due.append(below)
-                        elif seen := self._seen(below, item):
-                            yield seen
+                folder = self._open_folder(here)
+                yield FoundFolder(here, folder)
+                with os.scandir(folder.number) as listed:
+                    items = sorted(listed, key=lambda item: item.name)
+                for item in items:
+                    below = f"{here}/{item.name}" if here else item.name
+                    if skip(below):
+                        continue
+                    if item.is_dir(follow_symlinks=False):
+                        due.append(below)
+                    elif seen := self._seen(below, item):
+                        yield seen
             except FileNotFoundError:
                 continue  # removed meanwhile
             except OSError as error:
                 yield UnsupportedEntry(here or ".", f"cannot be read: {error.strerror}")
+
+    def _open_folder(self, path: str) -> FileDescriptor:
+        """Open a folder below; OSError when a link or nothing is on the way."""
+        folder = FileDescriptor(os.dup(self._root))
+        for name in filter(None, path.split("/")):
+            folder = FileDescriptor(os.open(name, _FOLDER_FLAGS, dir_fd=folder.number))
+        return folder
+
+    def _locate(self, path: str) -> tuple[FileDescriptor, str]:
+        """Return the folder of a path, and the name in it."""
+        above, _, name = path.rpartition("/")
+        return self._open_folder(above), name
+
+    def _find_status(self, path: str) -> os.stat_result | None:
+        """Return the status of an item, be it a link; None when there is none."""
+        try:
+            folder, name = self._locate(path)
+            return os.stat(name, dir_fd=folder.number, follow_symlinks=False)
+        except OSError:
+            return None
 
     def _seen(self, path: str, item: os.DirEntry[str]) -> FoundFile | UnsupportedEntry | None:
         if item.is_file(follow_symlinks=False):

@@ -208,6 +208,6 @@ class FolderFollower:
 
     def _watch(self, folder: FoundFolder) -> None:
         try:
-            self._folders[self._events.watch(folder.descriptor)] = folder.path
+            self._folders[self._events.watch(folder.folder.number)] = folder.path
         except OSError:
             return  # gone since it was opened

@@ -27,8 +27,10 @@ from rankdump._layout.file_name import (
     LongFileNames,
     parse_file_name,
 )
+from rankdump._layout.statistic_tables import OperatorCsvRow, StatisticCsvRow
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
+from rankdumpd.agent.records import format_member
 from rankdumpd.agent.storage.tree import DumpTree
 from rankdumpd.ingest.dump_file import DumpFileKind, FileTensor, IngestedFile, classify_file
 from rankdumpd.ingest.folder import IngestFolder
@@ -144,44 +146,45 @@ class ManifestIndex:
 
     def _operator_rows(self, table: IngestedFile, operator: FileName) -> Iterator[ManifestRecord]:
         """Yield the rows of the table that an operator has in place of a file."""
-        lines = self._tree.lines(_get_folder(table), _get_name(table))
         with suppress(CorruptedError):  # readers of the table report it
-            for row in statistic_tables.parse_operator_table("\n".join(lines), file=table.path):
-                yield ManifestRecord(
-                    path="",
-                    timestamp_us=operator.timestamp_us,
-                    op_type=operator.op_type,
-                    op_name=operator.op_name,
-                    argument="",
-                    dtype=normalize_element_name(row.data_type),
-                    shape=row.shape,
-                    bytes_in=row.data_bytes,
-                    bytes_stored=0,
-                    digest="",
-                    member=f"{row.side.value}.{row.slot}",
-                )
+            for row in statistic_tables.parse_operator_table(
+                self._read_text(table), file=table.path
+            ):
+                dtype = normalize_element_name(row.data_type)
+                yield _build_row_record(operator, row, dtype, format_member(row.side, row.slot))
 
     def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
         """Yield the rows of a table that have no file, as with `saved_data: statistic`."""
-        lines = self._tree.lines(_get_folder(table), _get_name(table))
-        try:
-            rows = statistic_tables.parse_statistic_table("\n".join(lines), file=table.path)
-        except CorruptedError:
-            return  # readers of the table report it
-        for row in rows:
-            if row.timestamp_us not in stamps:
-                yield ManifestRecord(
-                    path="",
-                    timestamp_us=row.timestamp_us,
-                    op_type=row.op_type,
-                    op_name=row.op_name,
-                    argument="",
-                    dtype=row.dtype,
-                    shape=row.shape,
-                    bytes_in=row.data_bytes,
-                    bytes_stored=0,
-                    digest="",
-                )
+        with suppress(CorruptedError):  # readers of the table report it
+            for row in statistic_tables.parse_statistic_table(
+                self._read_text(table), file=table.path
+            ):
+                if row.timestamp_us not in stamps:
+                    yield _build_row_record(row, row, row.dtype)
+
+    def _read_text(self, table: IngestedFile) -> str:
+        return "\n".join(self._tree.lines(_get_folder(table), _get_name(table)))
+
+
+def _build_row_record(
+    operator: FileName | StatisticCsvRow,
+    row: OperatorCsvRow | StatisticCsvRow,
+    dtype: str,
+    member: str = "",
+) -> ManifestRecord:
+    return ManifestRecord(
+        path="",
+        timestamp_us=operator.timestamp_us,
+        op_type=operator.op_type,
+        op_name=operator.op_name,
+        argument="",
+        dtype=dtype,
+        shape=row.shape,
+        bytes_in=row.data_bytes,
+        bytes_stored=0,
+        digest="",
+        member=member,
+    )
 
 
 def _build_record(

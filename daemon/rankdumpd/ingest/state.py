@@ -107,7 +107,10 @@ class IngestState:
         marks = ", ".join("?" * (len(_FIELDS.split(",")) + 3))
         with self._transaction() as base:
             base.executemany(f"INSERT OR REPLACE INTO files VALUES ({marks})", rows)
-            _release_claims(base, [*released, *(file.path for file in taken)])
+            released_paths = (*released, *(file.path for file in taken))
+            base.executemany(
+                "DELETE FROM claims WHERE path = ?", [(os.fsencode(p),) for p in released_paths]
+            )
 
     def removed(self, paths: Iterable[str]) -> None:
         """Record that the sources of these paths were removed."""
@@ -212,7 +215,3 @@ def _parse_row(row: Sequence[Any]) -> IngestedFile:
 def _parse_stamp(numbers: Sequence[Any]) -> FileStamp:
     inode, size, modified_ns = numbers
     return FileStamp(int(inode), size, modified_ns)
-
-
-def _release_claims(base: sqlite3.Connection, paths: Iterable[str]) -> None:
-    base.executemany("DELETE FROM claims WHERE path = ?", [(os.fsencode(p),) for p in paths])

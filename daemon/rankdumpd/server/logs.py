@@ -45,6 +45,13 @@ def build_log_fields(session: SessionIdentity, **more: object) -> dict[str, obje
     return {"job": session.job_id, "rank": session.rank, "session": session.session_id, **more}
 
 
+def log_about(
+    logger: logging.Logger, session: SessionIdentity, **more: object
+) -> logging.LoggerAdapter[logging.Logger]:
+    """Return a logger of lines about a session."""
+    return logging.LoggerAdapter(logger, build_log_fields(session, **more))
+
+
 class TextLogFormatter(logging.Formatter):
     """Formats lines for people; `who` comes before the name of the logger."""
 

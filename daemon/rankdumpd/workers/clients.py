@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import TypeVar
 
 import grpc
@@ -38,13 +39,13 @@ from rankdumpd.server.metrics import (
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.workers.worker_process import WorkerProcess
 
+_Part = TypeVar("_Part", MemoryStatus, PackBacklog, BlackBoxStatus, DiskStatus, JobUsage)
+
 
 def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
     """Return the sum of views of disjoint ranks, with further findings."""
-    disks, usage = (
-        _merge_disks(view.disks for view in views),
-        _merge_usage(view.usage for view in views),
-    )
+    disks = _merge_disks(disk for view in views for disk in view.disks)
+    usage = _merge_usage(job for view in views for job in view.usage)
     needs = forecast.sum_job_needs(need for view in views for need in view.needs)
     ahead = forecast.describe_shortages(needs, disks, usage)
     all_findings = (*_iter_findings(views, apart=bool(ahead)), *ahead, *findings)
@@ -56,14 +57,11 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
         findings=tuple(dict.fromkeys(all_findings)),
         disks=disks,
         usage=usage,
-        memory=MemoryStatus(
-            used_bytes=sum(view.memory.used_bytes for view in views),
-            limit_bytes=sum(view.memory.limit_bytes for view in views),
-        ),
+        memory=_sum_parts(MemoryStatus(), [view.memory for view in views]),
         needs=needs,
         ledger=_merge_ledgers([view.ledger for view in views if view.ledger.folder]),
-        backlog=_sum_backlogs([view.backlog for view in views]),
-        black_box=_sum_black_boxes([view.black_box for view in views]),
+        backlog=_sum_parts(PackBacklog(), [view.backlog for view in views]),
+        black_box=_sum_parts(BlackBoxStatus(), [view.black_box for view in views]),
     )
 
 
@@ -86,52 +84,36 @@ def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
     )
 
 
-def _sum_backlogs(backlogs: Sequence[PackBacklog]) -> PackBacklog:
-    return PackBacklog(
-        waiting_files=sum(each.waiting_files for each in backlogs),
-        waiting_bytes=sum(each.waiting_bytes for each in backlogs),
-        packed_files=sum(each.packed_files for each in backlogs),
-        packed_bytes=sum(each.packed_bytes for each in backlogs),
-        saved_bytes=sum(each.saved_bytes for each in backlogs),
-    )
+def _add_fields(earlier: _Part, later: _Part, names: Iterable[str]) -> _Part:
+    """Return the later part with the sums of these fields."""
+    sums = {name: getattr(earlier, name) + getattr(later, name) for name in names}
+    return replace(later, **sums)
 
 
-def _sum_black_boxes(black_boxes: Sequence[BlackBoxStatus]) -> BlackBoxStatus:
-    return BlackBoxStatus(
-        steps=sum(each.steps for each in black_boxes),
-        step_bytes=sum(each.step_bytes for each in black_boxes),
-        dropped_steps=sum(each.dropped_steps for each in black_boxes),
-        freezes=tuple(freeze for each in black_boxes for freeze in each.freezes),
-        dropped_tensors=sum(each.dropped_tensors for each in black_boxes),
-    )
+def _sum_parts(nothing: _Part, parts: Iterable[_Part]) -> _Part:
+    """Return the sums of all fields."""
+    names = [each.name for each in fields(nothing)]
+    return reduce(lambda one, other: _add_fields(one, other, names), parts, nothing)
 
 
-def _merge_disks(views: Iterable[Iterable[DiskStatus]]) -> tuple[DiskStatus, ...]:
+def _merge_disks(disks: Iterable[DiskStatus]) -> tuple[DiskStatus, ...]:
     """Return each disk once, with the sums of the workers' usage and limits."""
     merged: dict[str, DiskStatus] = {}
-    for disk in (disk for disks in views for disk in disks):
+    names = "used_bytes", "limit_bytes", "unfinished_ranks"
+    for disk in disks:
         before = merged.get(disk.root)
-        if before is not None:
-            used = before.used_bytes + disk.used_bytes
-            limit = before.limit_bytes + disk.limit_bytes
-            ranks = before.unfinished_ranks + disk.unfinished_ranks
-            disk = replace(disk, used_bytes=used, limit_bytes=limit, unfinished_ranks=ranks)
-        merged[disk.root] = disk
+        merged[disk.root] = disk if before is None else _add_fields(before, disk, names)
     return tuple(merged.values())
 
 
-def _merge_usage(views: Iterable[Iterable[JobUsage]]) -> tuple[JobUsage, ...]:
+def _merge_usage(jobs: Iterable[JobUsage]) -> tuple[JobUsage, ...]:
     """Return each job once, with the sums of the workers' usage and shares of limits."""
     merged: dict[str, JobUsage] = {}
-    for job in (job for jobs in views for job in jobs):
+    names = "bytes_stored", "limit_bytes", "retired_iterations"
+    for job in jobs:
         before = merged.get(job.job_id, JobUsage(job.job_id))
-        merged[job.job_id] = JobUsage(
-            job_id=job.job_id,
-            bytes_stored=before.bytes_stored + job.bytes_stored,
-            limit_bytes=before.limit_bytes + job.limit_bytes,
-            pinned=before.pinned or job.pinned,
-            retired_iterations=before.retired_iterations + job.retired_iterations,
-        )
+        pinned = before.pinned or job.pinned
+        merged[job.job_id] = replace(_add_fields(before, job, names), pinned=pinned)
     return tuple(merged.values())
 
 
@@ -170,10 +152,10 @@ class WorkerMetricSums:
             if sample.name.startswith(AGENT_PREFIX) and not is_cumulative(sample.name)
         ]
         counted = [
-            each
+            MetricSample(name, value, dict(labels))
             for seen in self._seen.values()
             for sums in (seen.now, seen.before)
-            for each in _build_samples(sums)
+            for (name, labels), value in sums.items()
         ]
         return aggregate_samples([*gauges, *counted])
 
@@ -189,10 +171,6 @@ class WorkerMetricSums:
             if each.name == REFUSED_CALLS_METRIC
             or (each.name.startswith(AGENT_PREFIX) and is_cumulative(each.name))
         }
-
-
-def _build_samples(sums: Mapping[SampleKey, float]) -> Iterable[MetricSample]:
-    return (MetricSample(name, value, dict(labels)) for (name, labels), value in sums.items())
 
 
 WORKER_STATUS_TIMEOUT_S = 5.0
@@ -232,35 +210,28 @@ class WorkerClients:
 
     def collect_view(self) -> StatusView:
         """Return the merged status of all workers, with a finding for each that does not answer."""
-        answers = self._call_all(
+        answered, silent = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
                 agent_pb2.AgentStatusRequest(), timeout=WORKER_STATUS_TIMEOUT_S
             )
         )
-        silent = [
-            f"worker {member.index} does not answer, and this status lacks its ranks: {answer}"
-            for member, answer in zip(self._members, answers, strict=True)
-            if isinstance(answer, RankdumpError)
-        ]
         own = [sentence for member in self._members for sentence in member.findings()]
-        known = [
-            status_messages.view_from_wire(a.view)
-            for a in answers
-            if not isinstance(a, RankdumpError)
+        lacks = [
+            f"worker {index} does not answer, and this status lacks its ranks: {error}"
+            for index, error in silent.items()
         ]
-        return merge_views(known, [*self._required.missing, *own, *silent])
+        views = [status_messages.view_from_wire(answer.view) for answer in answered.values()]
+        return merge_views(views, [*self._required.missing, *own, *lacks])
 
     def collect_metrics(self) -> dict[int, list[MetricSample]]:
         """Return the metrics of the workers that answer, by index."""
-        answers = self._call_all(
+        answered, _ = self._call_all(
             lambda channel: metrics_pb2_grpc.MetricsServiceStub(channel).Metrics.future(
                 metrics_pb2.MetricsRequest(), timeout=WORKER_STATUS_TIMEOUT_S
             )
         )
         return {
-            member.index: status_messages.samples_from_wire(answer)
-            for member, answer in zip(self._members, answers, strict=True)
-            if not isinstance(answer, RankdumpError)
+            index: status_messages.samples_from_wire(answer) for index, answer in answered.items()
         }
 
     def drain_workers(self, timeout_s: float) -> int:
@@ -272,71 +243,68 @@ class WorkerClients:
             member.wait_up(deadline_s - time.monotonic())
         left_s = max(0.0, deadline_s - time.monotonic())
         drain = agent_pb2.Drain(timeout_ms=round(left_s * 1000))
-        answers = self._call_all(
-            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
-                agent_pb2.ControlRequest(drain=drain), timeout=left_s + _DRAIN_MARGIN_S
-            )
+        answered, silent = self._control_all(
+            agent_pb2.ControlRequest(drain=drain), left_s + _DRAIN_MARGIN_S
         )
-        return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
+        return len(silent) + sum(answer.queued_records for answer in answered.values())
 
     def pin_job(self, pin: agent_pb2.Pin) -> None:
         """Pin or unpin a job with all workers; raise the error of any that refuses."""
-        request = agent_pb2.ControlRequest(pin=pin)
-        answers = self._call_all(
-            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
-                request, timeout=WORKER_STATUS_TIMEOUT_S
-            )
-        )
-        for answer in answers:
-            if isinstance(answer, RankdumpError):
-                raise answer
+        _, failed = self._control_all(agent_pb2.ControlRequest(pin=pin), WORKER_STATUS_TIMEOUT_S)
+        for error in failed.values():
+            raise error
 
     def freeze_job(self, freeze: agent_pb2.Freeze) -> agent_pb2.ControlResponse:
         """Freeze a job with all workers that have ranks of it; return what they answer together.
 
         RejectedError when none of them freezes it.
         """
-        request = agent_pb2.ControlRequest(freeze=freeze)
-        answers = self._call_all(
+        answered, failed = self._control_all(
+            agent_pb2.ControlRequest(freeze=freeze), WORKER_FREEZE_TIMEOUT_S
+        )
+        if not answered:
+            raise RejectedError("; ".join(dict.fromkeys(map(str, failed.values()))))
+        trees = dict.fromkeys(tree for answer in answered.values() for tree in answer.trees)
+        notes = dict.fromkeys(note for answer in answered.values() for note in answer.notes)
+        refusals = [f"worker {index}: {error}" for index, error in failed.items()]
+        return agent_pb2.ControlResponse(trees=trees, notes=[*notes, *refusals])
+
+    def _control_all(
+        self, request: agent_pb2.ControlRequest, timeout_s: float
+    ) -> tuple[dict[int, agent_pb2.ControlResponse], dict[int, RankdumpError]]:
+        return self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
-                request, timeout=WORKER_FREEZE_TIMEOUT_S
+                request, timeout=timeout_s
             )
         )
-        refusals = {
-            f"worker {member.index}: {answer}": answer
-            for member, answer in zip(self._members, answers, strict=True)
-            if isinstance(answer, RankdumpError)
-        }
-        done = [answer for answer in answers if not isinstance(answer, RankdumpError)]
-        if not done:
-            raise RejectedError("; ".join(dict.fromkeys(map(str, refusals.values()))))
-        trees = dict.fromkeys(tree for answer in done for tree in answer.trees)
-        notes = dict.fromkeys(note for answer in done for note in answer.notes)
-        return agent_pb2.ControlResponse(trees=trees, notes=[*notes, *refusals])
 
     def _options(self) -> ChannelOptions:
         host = self._own_host()
-        return (
-            (*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host))
-            if host
-            else _CHANNEL_OPTIONS
-        )
+        override = (("grpc.ssl_target_name_override", host),) if host else ()
+        return (*_CHANNEL_OPTIONS, *override)
 
     def _call_all(
         self, call: Callable[[grpc.Channel], grpc.Future[Answer]]
-    ) -> list[Answer | RankdumpError]:
-        """Return the answer of each worker, or the error in its place."""
+    ) -> tuple[dict[int, Answer], dict[int, RankdumpError]]:
+        """Return the answers of the workers, and the errors of the others, by index."""
+        calls: dict[int, grpc.Future[Answer]] = {}
+        answered: dict[int, Answer] = {}
+        failed: dict[int, RankdumpError] = {}
         with contextlib.ExitStack() as channels:
-            calls: list[grpc.Future[Answer] | RankdumpError] = []
             for member in self._members:
                 try:
                     channel = open_channel(member.address, self._credentials, self._options())
                 except RankdumpError as error:
-                    calls.append(error)
+                    failed[member.index] = error
                     continue
                 channels.enter_context(channel)
-                calls.append(call(channel))
-            return [_await_answer(each) for each in calls]
+                calls[member.index] = call(channel)
+            for index, each in calls.items():
+                try:
+                    answered[index] = each.result()
+                except grpc.RpcError as failure:
+                    failed[index] = make_error(failure)
+        return answered, dict(sorted(failed.items()))
 
 
 def _is_serving(member: WorkerProcess) -> bool:
@@ -344,12 +312,3 @@ def _is_serving(member: WorkerProcess) -> bool:
         return bool(member.address)
     except UnavailableError:
         return False
-
-
-def _await_answer(call: grpc.Future[Answer] | RankdumpError) -> Answer | RankdumpError:
-    if isinstance(call, RankdumpError):
-        return call
-    try:
-        return call.result()
-    except grpc.RpcError as failure:
-        return make_error(failure)

@@ -119,7 +119,9 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
             for place in places:
                 _move_slabs(place, owner_of, group)
                 if place not in owners:
-                    _move_raw_freezes(place, owners[0])
+                    # Freezes that are not in a tree yet: any process can write it.
+                    for path in RawFreezeFolder(place.state_dir).list_files():
+                        RawFreezeFolder(owners[0].state_dir).adopt(path)
         except (OSError, sqlite3.Error) as error:
             if state_files.is_corrupted_database(error) or state_files.is_no_space(error):
                 raise state_files.explain_state_error(
@@ -127,12 +129,6 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
                 ) from None
             allowed = f"a folder whose sessions can be moved to their workers ({error})"
             raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
-
-
-def _move_raw_freezes(source: StatePaths, owner: StatePaths) -> None:
-    """Move the freezes that are not in a tree yet: any process can write it."""
-    for path in RawFreezeFolder(source.state_dir).list_files():
-        RawFreezeFolder(owner.state_dir).adopt(path)
 
 
 def lock_runtime_folder(folder: Path, group: int) -> int:

@@ -36,7 +36,8 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
         self._unfinished: int | None = None
-        self._restarts = 0
+        self.restarts = 0
+        """Number of restarts of the worker."""
         self._last_end = ""
         self._over = False
         self._thread = BackgroundThread(self._run, f"rankdumpd-worker-{index}")
@@ -56,17 +57,12 @@ class WorkerProcess:
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
-    @property
-    def restarts(self) -> int:
-        """Number of restarts of the worker."""
-        return self._restarts
-
     def findings(self) -> list[str]:
         """Return findings about the worker, a sentence each."""
         with self._changed:
-            if not self._restarts:
+            if not self.restarts:
                 return []
-            times = "once" if self._restarts == 1 else f"{self._restarts} times"
+            times = "once" if self.restarts == 1 else f"{self.restarts} times"
             return [f"worker {self.index} was restarted {times}; the last process {self._last_end}"]
 
     def start(self) -> None:
@@ -127,7 +123,7 @@ class WorkerProcess:
         while not self._thread.is_stopping:
             begun_s = time.monotonic()
             served = self._run_once()
-            if self._thread.is_stopping or not (served or self._restarts):
+            if self._thread.is_stopping or not (served or self.restarts):
                 break
             if time.monotonic() - begun_s > STEADY_RUN_S:
                 backoff.reset()
@@ -165,7 +161,7 @@ class WorkerProcess:
         with self._changed:
             if self._thread.is_stopping:
                 return None
-            self._restarts += bool(self._last_end)
+            self.restarts += bool(self._last_end)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rankdumpd", "agent", "--as-worker", str(self.index)],
                 cwd=self._folder,

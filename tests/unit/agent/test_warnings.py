@@ -8,9 +8,8 @@ import pytest
 
 from rankdump._core.plan import plan_from_json
 from rankdump._core.session_protocol import Acknowledgement, SessionRequest
-from rankdumpd.agent.ingress.push_stream import StreamMailbox
 from rankdumpd.agent.service import SessionNotifier
-from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
 from rankdumpd.agent.session.session_files import SessionFiles
 
 

@@ -1,4 +1,5 @@
 """Thread that packs the files that were stored unpacked: oldest first, in batches of one iteration.
+A file is packed by a process of its own, or becomes a link to a packed file with the same content.
 
 A file is replaced by a packed one of the same name, then its row in the ledger gets the new size;
 with the last file of an iteration, its manifest gets all of them. A crash between any two steps
@@ -8,30 +9,39 @@ priority, and at that of the agent while little space is left.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+from rankdump._codec.zstd_frames import STORED_HEAD_BYTES, is_stored_frame
 from rankdump._core.backoff import RetryBackoff
 from rankdump._core.manifest import Manifest
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import PackBacklog
-from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
-from rankdumpd.agent.backlog.file_packer import FilePacker
+from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
+from rankdumpd.agent.backlog.pack_process import PackProcess
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import StoredRecord
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFile
-from rankdumpd.agent.limits.pack_decision import is_space_short
+from rankdumpd.agent.limits.admission import is_space_short
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.records import FrameId
-from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
+from rankdumpd.agent.records import FileStamp, FrameId, OriginalFile
+from rankdumpd.agent.session.registry import (
+    UNUSABLE_ROW_ERRORS,
+    SessionRegistry,
+    read_stored_session,
+)
 from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.folders import ABSENT_ERRORS
+from rankdumpd.agent.storage.record_writer import DuplicateIndex, make_content_key
 from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
+from rankdumpd.agent.storage.tree import RenameGuard, make_stamp
 from rankdumpd.agent.storage.tree_lock import TreeLock
 from rankdumpd.server import state_files
 from rankdumpd.server.background_thread import BackgroundThread
@@ -43,14 +53,111 @@ MAX_BATCH_BYTES = 64 << 20
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 PROCESS_LINGER_S = 2.0
 """Time that the process lives on without work: starting one takes a tenth of a second."""
-_UNUSABLE_ERRORS = (CorruptedError, ProtocolError, RejectedError)
-"""Errors for a session whose row in the ledger cannot be used."""
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _BacklogSession:
+class _LargerFileError(Exception):
+    """The packed file would not be smaller."""
+
+
+class FilePacker:
+    """Packs files one after the other; for one thread, except for `close`."""
+
+    def __init__(self, originals: DuplicateIndex) -> None:
+        """Links are found in the index of files, which learns of packed ones."""
+        self._originals = originals
+        self._lock = threading.Lock()
+        self._process: PackProcess | None = None
+        self._is_closed = False
+
+    def pack(
+        self, file: UnpackedFile, storage: SessionStorage, *, is_idle: bool, guard: RenameGuard
+    ) -> int:
+        """Pack a file and return the bytes that it takes now; 0 for a link.
+
+        The file of an earlier process that was packed already stays, and so does one that would
+        not become smaller, or that was changed or removed. CorruptedError for a damaged file,
+        OSError when a disk or the process fails. `guard` is that of `DumpTree.rewrite`.
+        """
+        try:
+            source = storage.tree.open_file(file.path)
+        except ABSENT_ERRORS:
+            return file.bytes_stored
+        status = os.fstat(source.number)
+        if not is_stored_frame(os.pread(source.number, STORED_HEAD_BYTES, 0)):
+            return 0 if file.is_link and status.st_nlink > 1 else status.st_size
+        present = make_stamp(status)
+        key = make_content_key(file.digest, file.dtype, file.shape, storage.file_kind)
+        if file.is_link and self._relink(file, storage, present, key, guard):
+            return 0
+        process = self._get_process(is_idle=is_idle)
+        fill = partial(_fill_smaller, partial(process.pack, source.number), status.st_size)
+        try:
+            stamp = storage.tree.rewrite(
+                file.path, present, fill, mark=_make_mark(file), guard=guard
+            )
+        except _LargerFileError:
+            return file.bytes_stored
+        except OSError as error:
+            if error.errno == errno.ESTALE or isinstance(error, ABSENT_ERRORS):
+                return file.bytes_stored
+            raise
+        self._originals.remember(key, OriginalFile(file.path, stamp))
+        return stamp.size_bytes
+
+    def end_process(self) -> None:
+        """End the process: there is nothing to pack for some time."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def close(self) -> None:
+        """End the process for good, also while it packs a file."""
+        self._is_closed = True
+        self.end_process()
+
+    def _relink(
+        self,
+        file: UnpackedFile,
+        storage: SessionStorage,
+        present: FileStamp,
+        key: str,
+        guard: RenameGuard,
+    ) -> bool:
+        """Replace a link to an unpacked file by one to the packed file; return whether it is."""
+        original = self._originals.find(key)
+        if original is None or original.unpacked or original.path == file.path:
+            return False
+        try:
+            storage.tree.relink(original, file.path, present, mark=_make_mark(file), guard=guard)
+        except OSError:
+            return False
+        return True
+
+    def _get_process(self, *, is_idle: bool) -> PackProcess:
+        process = self._process
+        if process is not None and (process.is_idle != is_idle or process.has_failed):
+            self.end_process()
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("the agent is stopping")
+            if self._process is None:
+                self._process = PackProcess(is_idle=is_idle)
+            return self._process
+
+
+def _fill_smaller(pack: Callable[[int], int], largest_bytes: int, target: int) -> None:
+    if pack(target) >= largest_bytes:
+        raise _LargerFileError
+
+
+def _make_mark(file: UnpackedFile) -> str:
+    return f"{file.session_id}-{file.sequence}-pack"
+
+
+class _BacklogSession(NamedTuple):
     """A session with files that wait; it may have ended long ago."""
 
     request: SessionRequest
@@ -95,13 +202,8 @@ class BacklogPacker:
     def finish(self, timeout_s: float) -> None:
         """Pack all files at the agent's priority, for at most that time."""
         self._is_finishing = True
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._ledger.unpacked.sums[0] and not self._problem:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._thread.is_running:
-                    return
-                self._changed.wait(left_s)
+            self._changed.wait_for(lambda: not self._goes_on(), timeout_s)
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other files to the next process; return whether the thread has ended."""
@@ -129,7 +231,7 @@ class BacklogPacker:
             return False
         try:
             session = self._find_session(files[0].session_id)
-        except _UNUSABLE_ERRORS as error:
+        except UNUSABLE_ROW_ERRORS as error:
             self._give_up(files, error)
             return True
         lock = TreeLock(session.storage.tree)
@@ -154,6 +256,10 @@ class BacklogPacker:
                 self._packer.end_process()
                 self._work.wait()
 
+    def _goes_on(self) -> bool:
+        waiting_files, _ = self._ledger.unpacked.sums
+        return waiting_files > 0 and not self._problem and self._thread.is_running
+
     def _postpone(self, error: Exception) -> None:
         if not self._thread.is_stopping:
             self._note_problem(state_files.describe_error(error))
@@ -171,11 +277,8 @@ class BacklogPacker:
         if known is not None:
             return _BacklogSession(known.request, known.storage)
         if self._session is None or self._session.request.session_id != session_id:
-            row = self._ledger.find(session_id)
-            if row is None:
-                raise CorruptedError(f"session {session_id!r} is not in the ledger")
-            storage = make_session_storage(row.request, read_checked_plan(row.request))
-            self._session = _BacklogSession(row.request, storage)
+            request, plan = read_stored_session(self._ledger, session_id)
+            self._session = _BacklogSession(request, make_session_storage(request, plan))
         return self._session
 
     def _give_up(self, files: Sequence[UnpackedFile], error: Exception) -> None:
@@ -207,13 +310,11 @@ class BacklogPacker:
                 is_idle=not self._is_urgent(session),
                 guard=partial(self._rename_waiting, file),
             )
-        except CorruptedError as error:
-            _logger.error("%s stays unpacked: %s", file.path, error)
-        except OSError as error:
+        except (CorruptedError, OSError) as error:
             if state_files.is_transient(error):
                 raise
             _logger.error("%s stays unpacked: %s", file.path, error)
-        return file.bytes_stored
+            return file.bytes_stored
 
     def _is_urgent(self, session: _BacklogSession) -> bool:
         """Return whether packing must not wait for an idle core."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdump._analysis.black_box.fault_report import describe_bad_value, make_fault_report
-from rankdump._core.black_box import FaultKind, FreezeNotice, RankStep
+from rankdump._core.black_box import FaultKind, FreezeNotice
 from rankdump._core.freeze_record import (
     NO_FREEZE_REASON,
     FreezeRecord,
@@ -37,18 +37,14 @@ from rankdump._wire.message_fields import MAX_NAME_CHARACTERS, make_printable
 from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
-from rankdumpd.agent.blackbox.freeze_decision import (
-    FreezeAction,
-    FreezeFacts,
-    compute_tree_bytes,
-    decide_freeze,
-)
+from rankdumpd.agent.blackbox.freeze_decision import FreezeFacts, compute_tree_bytes
 from rankdumpd.agent.blackbox.freeze_state import (
     FreezeAnswer,
     FreezeOrder,
     OpenFreeze,
     PastFreeze,
     RankProgress,
+    RecentFreezes,
     describe_rings,
     explain_absence,
     list_notes,
@@ -59,12 +55,11 @@ from rankdumpd.agent.blackbox.freeze_state import (
     select_rings,
     take_rings,
 )
-from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
-from rankdumpd.agent.blackbox.raw_backlog import RawBacklog
+from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, RawBacklog, measure_frozen_trees
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
-from rankdumpd.agent.blackbox.recent_freezes import RecentFreezes
 from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.background_thread import BackgroundThread
@@ -83,11 +78,6 @@ _STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.WAIT, FaultKin
 _logger = logging.getLogger(__name__)
 
 
-def read_wall_clock_us() -> int:
-    """Return the time in microseconds since the epoch."""
-    return time.time_ns() // 1000
-
-
 class BlackBox:
     """The rings of an agent, and their freezes; safe to use from several threads."""
 
@@ -100,30 +90,27 @@ class BlackBox:
         host: str,
         audit: Callable[[str, Mapping[str, object]], None],
         counters: MetricCounters,
-        report: Callable[[], None] = lambda: None,
-        on_note: Callable[[RankSession], None] = lambda session: None,
-        clock: Callable[[], float] = time.monotonic,
-        now_us: Callable[[], int] = read_wall_clock_us,
+        report: Callable[[], None],
+        on_note: Callable[[RankSession], None],
     ) -> None:
-        """`report` has `list_reported_freezes` sent to the coordinator at once; `on_note` is called
-        when the notes in the status of a session have changed.
+        """`report` has the recent freezes sent to the coordinator at once; `on_note` is called when
+        the notes in the status of a session have changed.
         """
         self._registry, self._limits, self._host = registry, limits, host
         self._audit, self._counters, self._report = audit, counters, report
         self._on_note = on_note
-        self._clock, self._now_us = clock, now_us
-        self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
+        self.rings = StepRings(lambda: limits.find_ring_room(registry.live()), time.monotonic)
         self._raw = RawFreezeFolder(state_dir)
-        self._thread = BackgroundThread(self._run, "rankdumpd-black-box")
+        self.thread = BackgroundThread(self._run, "rankdumpd-black-box")
         self._writer = FrozenTreeWriter(
             host,
             str(state_dir),
             find_shortage=limits.find_shortage,
-            is_stopping=lambda: self._thread.is_stopping,
-            now_us=now_us,
+            is_stopping=lambda: self.thread.is_stopping,
+            now_us=read_wall_clock_us,
         )
-        self._backlog = RawBacklog(self._raw, self._writer, clock)
-        self._recent = RecentFreezes(clock)
+        self._backlog = RawBacklog(self._raw, self._writer, time.monotonic)
+        self.recent = RecentFreezes(time.monotonic)
         self._changed = threading.Condition(threading.RLock())
         self._orders: deque[FreezeOrder] = deque()
         self._open: dict[str, OpenFreeze] = {}
@@ -140,7 +127,7 @@ class BlackBox:
     def take_steps(self, session: RankSession, message: agent_pb2.StepStates) -> None:
         """Put steps into the ring of a session; ProtocolError when one contradicts itself."""
         for state in message.states:
-            self._rings.take_step(session, state)
+            self.rings.take_step(session, state)
             notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in state.notes)
             if session.add_notes(state.iteration, notes):
                 self._on_note(session)
@@ -148,19 +135,13 @@ class BlackBox:
             with self._changed:
                 self._changed.notify_all()
 
-    def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
-        """Put pieces of tensors into the ring of a session; ProtocolError when one contradicts
-        itself, or those before it.
-        """
-        self._rings.take_tensors(session, message)
-
     def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
         """Take the fault that a rank reports; ProtocolError when it contradicts itself."""
         notice = fault_notice_from_wire(message)
         if not session.plan.black_box.steps:
             raise ProtocolError("a fault arrived, and the plan of its session has no black box")
         request = session.request
-        cause = make_fault_cause(request.rank, notice, self._now_us())
+        cause = make_fault_cause(request.rank, notice, read_wall_clock_us())
         self.submit(FreezeOrder(request.job_id, request.attempt, cause))
 
     def submit(self, order: FreezeOrder) -> None:
@@ -175,23 +156,15 @@ class BlackBox:
     def join_freeze(self, relayed: RelayedFreeze) -> None:
         """Take a freeze that the coordinator hands to all agents of a job; it may be repeated."""
         freeze = relayed.freeze
-        is_new, later = self._recent.note_relayed(relayed)
+        is_new, later = self.recent.note_relayed(relayed)
         if is_new:
             self.submit(FreezeOrder(freeze.job_id, freeze.attempt, freeze.cause, freeze.iteration))
         for cause in later:
             self.submit(FreezeOrder(freeze.job_id, freeze.attempt, cause))
 
-    def list_reported_freezes(self) -> tuple[JobFreeze, ...]:
-        """Return the freezes that the coordinator is to know of now."""
-        return self._recent.list_reported()
-
-    def pop_compared_steps(self) -> list[RankStep]:
-        """Return one step of each rank that ended some since the last call."""
-        return self._rings.pop_compared_steps()
-
     def find_newest(self, session: RankSession) -> int | str:
         """Return the newest iteration of which a session has a step, or why it has none."""
-        ring = self._rings.find(session.request.session_id)
+        ring = self.rings.find(session.request.session_id)
         if ring is not None and len(ring):
             return ring.newest_iteration
         return explain_absence(session, was_frozen=ring is not None)
@@ -202,14 +175,14 @@ class BlackBox:
         RejectedError says why it is not frozen.
         """
         job_id = message.job_id or self._find_only_job()
-        rings = [ring for ring in self._rings.list_rings(job_id) if len(ring)]
+        rings = [ring for ring in self.rings.list_rings(job_id) if len(ring)]
         if not rings:
             raise RejectedError(self._explain_no_ring(job_id))
         newest = max(rings, key=lambda ring: ring.session.request.attempt)
         attempt = newest.session.request.attempt
         iteration = max(ring.newest_iteration for ring in select_rings(rings, attempt))
         asked = make_printable(message.text, MAX_REQUEST_CHARACTERS) or NO_FREEZE_REASON
-        cause = FrozenCause(FaultKind.REQUEST, iteration, asked, self._now_us())
+        cause = FrozenCause(FaultKind.REQUEST, iteration, asked, read_wall_clock_us())
         order = FreezeOrder(job_id, attempt, cause)
         self.submit(order)
         try:
@@ -223,11 +196,11 @@ class BlackBox:
     def start(self) -> None:
         """Start the thread, which first writes the trees that an earlier process left."""
         for record in self._backlog.find_left():
-            age_s = max(0, self._now_us() - record.frozen_us) / 1e6
-            begun_s = self._clock() - age_s
+            age_s = max(0, read_wall_clock_us() - record.frozen_us) / 1e6
+            begun_s = time.monotonic() - age_s
             self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
-            self._recent.add(make_job_freeze(record), age_s=age_s)
-        self._thread.start()
+            self.recent.add(make_job_freeze(record), age_s=age_s)
+        self.thread.start()
 
     def stop_watching(self) -> None:
         """Report the ranks that are gone now, and no other from now on: the agent stops."""
@@ -253,14 +226,10 @@ class BlackBox:
 
     def stop(self, timeout_s: float) -> bool:
         """Leave what is unfinished to the next process; return whether the thread has ended."""
-        self._thread.request_stop()
+        self.thread.request_stop()
         with self._changed:
             self._changed.notify_all()
-        return self._thread.stop(timeout_s)
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
+        return self.thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
         """Return which frozen trees cannot be written, a sentence each."""
@@ -270,7 +239,7 @@ class BlackBox:
         """Return what the rings hold, and the latest freezes."""
         with self._changed:
             freezes = tuple(self._statuses.values())
-        rings = self._rings
+        rings = self.rings
         return BlackBoxStatus(
             *(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes),
             rings.dropped_tensors,
@@ -278,7 +247,7 @@ class BlackBox:
 
     def samples(self) -> list[MetricSample]:
         """Return the metric samples of this moment."""
-        rings = self._rings
+        rings = self.rings
         return [
             MetricSample("rankdump_agent_black_box_steps", rings.step_count),
             MetricSample("rankdump_agent_memory_bytes", rings.used_bytes, {"part": "rings"}),
@@ -287,7 +256,7 @@ class BlackBox:
         ]
 
     def _find_only_job(self) -> str:
-        jobs = {ring.session.request.job_id for ring in self._rings.list_rings() if len(ring)}
+        jobs = {ring.session.request.job_id for ring in self.rings.list_rings() if len(ring)}
         if len(jobs) > 1:
             named = ", ".join(sorted(jobs)[:10])
             raise RejectedError(f"several jobs have a black box here, name one of them: {named}")
@@ -312,7 +281,7 @@ class BlackBox:
         )
 
     def _run(self) -> None:
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             with self._changed:
                 self._changed.wait_for(self._has_work, WATCH_INTERVAL_S)
                 orders, self._orders = list(self._orders), deque()
@@ -335,29 +304,29 @@ class BlackBox:
                 self._watch_ranks()
                 self._discard_rings()
         self._close_complete()
-        self._rings.trim()
+        self.rings.trim()
         self._write_due()
 
     def _has_work(self) -> bool:
-        if self._orders or self._thread.is_stopping:
+        if self._orders or self.thread.is_stopping:
             return True
         return any(self._is_complete(each) for each in self._open.values())
 
     def _is_complete(self, freeze: OpenFreeze) -> bool:
         if self._finishing:
             return True
-        reach = self._recent.find_reach(make_job_freeze(freeze.record).key)
-        if not reach.is_settled and self._clock() < freeze.begun_s + decisions.REACH_WAIT_S:
+        reach = self.recent.find_reach(make_job_freeze(freeze.record).key)
+        if not reach.is_settled and time.monotonic() < freeze.begun_s + decisions.REACH_WAIT_S:
             return False
         going = (each for each in self._list_sessions(freeze.record) if not each.has_ended)
-        rings = (self._rings.find(each.request.session_id) for each in going)
+        rings = (self.rings.find(each.request.session_id) for each in going)
         progress = (
             RankProgress(-1, 0.0)
             if ring is None
             else RankProgress(ring.finished_iteration, ring.finished_s)
             for ring in rings
         )
-        return freeze.is_complete(progress, self._clock())
+        return freeze.is_complete(progress, time.monotonic())
 
     def _list_sessions(self, record: FreezeRecord) -> list[RankSession]:
         """Return the sessions with a black box that belong to a freeze."""
@@ -370,7 +339,7 @@ class BlackBox:
         ]
 
     def _select(self, record: FreezeRecord) -> list[StepRing]:
-        return select_rings(self._rings.list_rings(record.job_id), record.attempt)
+        return select_rings(self.rings.list_rings(record.job_id), record.attempt)
 
     def _handle(self, order: FreezeOrder) -> None:
         """Decide on a cause, and act."""
@@ -390,7 +359,7 @@ class BlackBox:
             )
             if order.relayed_iteration is not None:
                 freeze = JobFreeze(order.job_id, order.attempt, order.iteration, cause, reason)
-                self._recent.add(freeze)
+                self.recent.add(freeze)
                 self._report()
             refusal = RejectedError(f"job {order.job_id!r} is not frozen: {reason}")
             order.answer.set_exception(refusal)
@@ -398,22 +367,22 @@ class BlackBox:
     def _act(self, order: FreezeOrder) -> str:
         """Return why a cause freezes nothing; empty when it does, or is added to a freeze."""
         freeze = self._open.get(order.job_id)
-        rings = select_rings(self._rings.list_rings(order.job_id), order.attempt)
+        rings = select_rings(self.rings.list_rings(order.job_id), order.attempt)
         if order.relayed_iteration is not None and self._join(order, freeze, rings):
             return ""
-        now_s, facts = self._clock(), self._collect_facts(order, rings)
-        verdict = decide_freeze(facts, now_s)
-        if verdict.action is FreezeAction.FREEZE:
-            # Only now: the sizes of all files are read.
-            verdict = decide_freeze(self._add_sizes(facts, order, rings[0]), now_s)
-        if verdict.action is FreezeAction.FREEZE:
-            self._begin(order, rings)
-            return ""
-        if verdict.action is FreezeAction.APPEND and freeze is not None:
+        if freeze is not None:
             freeze.append(order)
             _logger.warning("job %s: %s", order.job_id, describe_cause(order.cause))
             return ""
-        return verdict.reason
+        now_s, facts = time.monotonic(), self._collect_facts(order, rings)
+        refusal = decisions.find_refusal(facts, now_s)
+        if not refusal:
+            # Only now: the sizes of all files are read.
+            facts = self._add_sizes(facts, order, rings[0])
+            refusal = decisions.find_refusal(facts, now_s)
+        if not refusal:
+            self._begin(order, rings)
+        return refusal
 
     def _join(self, order: FreezeOrder, freeze: OpenFreeze | None, rings: list[StepRing]) -> bool:
         """Join a freeze of the coordinator; return whether there is nothing more to do for it."""
@@ -421,7 +390,7 @@ class BlackBox:
         if freeze is not None and freeze.record.attempt == attempt:
             before = make_job_freeze(freeze.record)
             if freeze.join(order):
-                self._recent.remove(before.key)
+                self.recent.remove(before.key)
                 freeze.record, freeze.raw = self._keep(freeze.record, freeze.raw)
                 self._announce(freeze)
             return True
@@ -441,7 +410,7 @@ class BlackBox:
         self._note(record, "")
         begun_s = freeze.begun_s
         self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
-        self._recent.add(make_job_freeze(record))
+        self.recent.add(make_job_freeze(record))
         self._report()
         text = f"the black box is frozen: {describe_cause(cause)}"
         _logger.warning("job %s: %s", record.job_id, text)
@@ -450,8 +419,8 @@ class BlackBox:
             session.notify_freeze(notice)
 
     def _collect_facts(self, order: FreezeOrder, rings: list[StepRing]) -> FreezeFacts:
-        freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
-        with self._rings.lock:
+        past = self._past.get(order.job_id)
+        with self.rings.lock:
             steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
             tensors = sum(len(ring.tensors) for ring in rings)
             tensor_bytes = sum(ring.tensors.element_bytes for ring in rings)
@@ -460,7 +429,6 @@ class BlackBox:
             order.iteration,
             steps=steps,
             tree_bytes=compute_tree_bytes(rows, tensors, tensor_bytes),
-            open_iteration=freeze.record.iteration if freeze else None,
             last_iteration=past.iteration if past else None,
             last_s=past.begun_s if past else 0.0,
             last_root=past.root if past else "",
@@ -486,7 +454,7 @@ class BlackBox:
             self._find_free_time_us(order.job_id),
             (order.cause,),
         )
-        settings, now_s = first.plan.black_box, self._clock()
+        settings, now_s = first.plan.black_box, time.monotonic()
         record, raw = self._keep(record)
         median_s = max(ring.median_step_s for ring in rings)
         freeze = self._open[order.job_id] = OpenFreeze(
@@ -505,7 +473,7 @@ class BlackBox:
 
         It tells the freezes of an agent apart, also where a clock was set back.
         """
-        now_us = self._now_us()
+        now_us = read_wall_clock_us()
         while (job_id, now_us) in self._statuses:
             now_us += 1
         return now_us
@@ -517,18 +485,18 @@ class BlackBox:
         are empty afterwards.
         """
         sessions = self._registry.list_sessions()
-        with self._rings.lock:
+        with self.rings.lock:
             rings, reach = (
                 self._select(record),
-                self._recent.find_reach(make_job_freeze(record).key),
+                self.recent.find_reach(make_job_freeze(record).key),
             )
             record, frozen = describe_rings(record, rings, sessions, reach), take_rings(rings)
         path = self._raw.write(record, frozen, before)
         if takes:
-            with self._rings.lock:
+            with self.rings.lock:
                 for ring, taken in zip(rings, frozen, strict=True):
                     tensors = sum(map(len, taken.tensors.values()))
-                    self._rings.dropped_tensors += ring.forget(taken.steps, tensors)
+                    self.rings.dropped_tensors += ring.forget(taken.steps, tensors)
         return record, path
 
     def _close_complete(self) -> None:
@@ -591,7 +559,7 @@ class BlackBox:
 
     def _watch_ranks(self, *, dead_only: bool = False) -> None:
         """Submit a cause for each rank that is gone, or makes no step."""
-        for ring in self._rings.list_rings():
+        for ring in self.rings.list_rings():
             request = ring.session.request
             cause = self._find_loss(ring) or (None if dead_only else self._find_silence(ring))
             key = request.session_id, cause.kind if cause else FaultKind.LOST_RANK
@@ -600,35 +568,35 @@ class BlackBox:
                 self.submit(FreezeOrder(request.job_id, request.attempt, cause))
 
     def _find_loss(self, ring: StepRing) -> FrozenCause | None:
-        session, now_s = ring.session, self._clock()
+        session, now_s = ring.session, time.monotonic()
         session_id = session.request.session_id
         if session.closed or not session.has_ended:
             self._lost_since_s.pop(session_id, None)
             return None
         since_s = now_s - self._lost_since_s.setdefault(session_id, now_s)
         is_dead = decisions.is_dead(since_s, is_process_gone=session.is_process_gone)
-        return make_loss_cause(ring, self._now_us()) if is_dead else None
+        return make_loss_cause(ring, read_wall_clock_us()) if is_dead else None
 
     def _find_silence(self, ring: StepRing) -> FrozenCause | None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         ring.note_frames(ring.session.acknowledged, now_s)
         since_s = now_s - ring.active_s
         if ring.session.has_ended or not decisions.is_silent(
             since_s, ring.median_step_s, ring.interval_count, ring.longest_pause_s
         ):
             return None
-        return make_silence_cause(ring, since_s, self._now_us())
+        return make_silence_cause(ring, since_s, read_wall_clock_us())
 
     def _discard_rings(self) -> None:
         """Forget the rings of jobs that have ended, and of sessions that are forgotten."""
-        rings = self._rings.list_rings()
+        rings = self.rings.list_rings()
         busy = {*self._open, *(order.job_id for order in self._orders)}
         going = {r.session.request.job_id for r in rings if not r.session.closed}
         for ring in rings:
             request = ring.session.request
             is_known = self._registry.find(request.session_id) is ring.session
             if request.job_id not in busy and (request.job_id not in going or not is_known):
-                self._rings.discard(request.session_id)
+                self.rings.discard(request.session_id)
                 self._lost_since_s.pop(request.session_id, None)
                 for kind in (FaultKind.LOST_RANK, FaultKind.NO_STEP):
                     self._noted.pop((request.session_id, kind), None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.units import format_bytes
@@ -36,24 +35,6 @@ MAX_LATENESS_S = 20.0
 longer: on a busy host the steps of one rank arrive seconds after those of another."""
 
 
-class FreezeAction(str, Enum):
-    """What a cause does."""
-
-    FREEZE = "freeze"
-    APPEND = "append"
-    """Its job is being frozen: it is added to the causes."""
-    REFUSE = "refuse"
-
-
-@dataclass(frozen=True, slots=True)
-class FreezeVerdict:
-    """What a cause does, and why."""
-
-    action: FreezeAction
-    reason: str = ""
-    """A clause; empty for a freeze."""
-
-
 @dataclass(frozen=True, slots=True)
 class FreezeFacts:
     """What a decision on a cause depends on."""
@@ -65,8 +46,6 @@ class FreezeFacts:
     """In all rings of the job."""
     tree_bytes: int = 0
     """About what these steps take in a frozen tree."""
-    open_iteration: int | None = None
-    """Iteration of the freeze that is under way; None without one."""
     last_iteration: int | None = None
     """Iteration of the latest freeze; None before the first."""
     last_s: float = 0.0
@@ -84,14 +63,11 @@ def compute_tree_bytes(rows: int, tensors: int, tensor_bytes: int) -> int:
     return rows * ROW_TREE_BYTES + tensors * TENSOR_TREE_BYTES + tensor_bytes
 
 
-def decide_freeze(facts: FreezeFacts, now_s: float) -> FreezeVerdict:
-    """Return what a cause does."""
-    if facts.open_iteration is not None:
-        return FreezeVerdict(
-            FreezeAction.APPEND, f"its freeze at iteration {facts.open_iteration} is under way"
-        )
-    refusal = _find_repetition(facts, now_s) or _find_lack(facts) or _find_shortage(facts)
-    return FreezeVerdict(FreezeAction.REFUSE if refusal else FreezeAction.FREEZE, refusal)
+def find_refusal(facts: FreezeFacts, now_s: float) -> str:
+    """Return why a cause does not freeze its job, which no freeze is under way of; empty when it
+    does.
+    """
+    return _find_repetition(facts, now_s) or _find_lack(facts) or _find_shortage(facts)
 
 
 def _find_repetition(facts: FreezeFacts, now_s: float) -> str:

@@ -37,6 +37,8 @@ from rankdump._wire.session_messages import (
 )
 from rankdump.errors import CorruptedError, ProtocolError
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.records import FileDescriptor
+from rankdumpd.agent.storage.folders import LIST_FLAGS
 
 RAW_SUFFIX = ".freeze"
 DAMAGED_SUFFIX = ".damaged"
@@ -136,11 +138,8 @@ class RawFreezeFolder:
         return path.replace(path.with_suffix(DAMAGED_SUFFIX))
 
     def _sync(self) -> None:
-        number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+        folder = FileDescriptor(os.open(self.folder, LIST_FLAGS))
+        os.fsync(folder.number)
 
 
 def _list_pieces(record: FreezeRecord, rings: Iterable[FrozenRing]) -> Iterator[bytes]:

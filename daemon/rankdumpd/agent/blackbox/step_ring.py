@@ -183,7 +183,9 @@ class StepRing:
             # Another thread of the rank sent it.
             return
         if before is None or count_tensors(before) < count_tensors(state) or not state.unfinished:
-            self._note_activity(now_s)
+            if self.interval_count >= MIN_INTERVALS:
+                self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
+            self.active_s = now_s
         self._steps.pop(state.iteration, None)
         self._steps[state.iteration] = number, state
         self._step_bytes += compute_step_bytes(state)
@@ -194,11 +196,6 @@ class StepRing:
             self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
             self._remove(next(iter(self._steps)))
-
-    def _note_activity(self, now_s: float) -> None:
-        if self.interval_count >= MIN_INTERVALS:
-            self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
-        self.active_s = now_s
 
     def note_frames(self, acknowledged: int, now_s: float) -> None:
         """Count a rank whose frames are still being committed as one that comes further: it may
@@ -288,7 +285,8 @@ class StepRings:
         """Held by callers that read a ring."""
         self._rings: dict[str, StepRing] = {}
         self._arrivals = 0
-        self._dropped_steps = 0
+        self.dropped_steps = 0
+        """Steps that were dropped for want of memory since the agent was started."""
         self.dropped_tensors = 0
         """Tensors in full that were dropped since the agent was started."""
 
@@ -347,7 +345,7 @@ class StepRings:
                     self.dropped_tensors += 1
                 else:
                     oldest.drop_oldest()
-                    self._dropped_steps += 1
+                    self.dropped_steps += 1
                 used += oldest.byte_count
 
     def _find_oldest(self) -> StepRing | None:
@@ -396,11 +394,6 @@ class StepRings:
         """Memory of all rings."""
         with self.lock:
             return sum(ring.byte_count for ring in self._rings.values())
-
-    @property
-    def dropped_steps(self) -> int:
-        """Steps that were dropped for want of memory since the agent was started."""
-        return self._dropped_steps
 
 
 def _make_rank_step(session: RankSession, state: StepState) -> RankStep:

@@ -17,10 +17,7 @@ from typing import TypeAlias
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump.errors import UnavailableError
-from rankdumpd.agent.commit.post_commit import (
-    PostCommitActions,
-    count_frames,
-)
+from rankdumpd.agent.commit.post_commit import PostCommitActions, count_frames
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.records import (
@@ -33,7 +30,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters
 
 RETRY_INTERVAL_S = 1.0
@@ -225,30 +222,24 @@ class FrameCommitter:
         budget: QueueBudget,
         *,
         counters: MetricCounters,
-        usage: DumpUsage | None = None,
-        on_unpacked: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        usage: DumpUsage,
+        on_unpacked: Callable[[], None],
     ) -> None:
         """`on_unpacked` is called when files were entered that are yet to be packed."""
         self._ledger, self._registry, self._actions = ledger, registry, actions
+        self._budget, self._counters, self._usage = budget, counters, usage
         self._on_unpacked = on_unpacked
-        self._budget, self._counters, self._clock = budget, counters, clock
-        self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
             queue.SimpleQueue()
         )
         self._unfinished: deque[RankSession] = deque()
         """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
-        self._thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
-        self._batch_committer = BatchCommitter(ledger, registry, self._thread, counters)
-        self._checked_s = clock()
+        self.thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
+        self._batch_committer = BatchCommitter(ledger, registry, self.thread, counters)
+        self._checked_s = time.monotonic()
         self._is_finishing = False
         self._is_finished = threading.Event()
         """Set when nothing is deferred any more, once it finishes."""
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
         """Queue frames with the memory they occupy together; never waits."""
@@ -264,29 +255,24 @@ class FrameCommitter:
         problem = self._batch_committer.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
-
     def finish(self, timeout_s: float) -> None:
         """Retry what was deferred until it is written, for at most that time; log what is left."""
         self._is_finishing = True
         self._done.put(((), 0))
-        if self._thread.is_running and self._is_finished.wait(timeout_s):
+        if self.thread.is_running and self._is_finished.wait(timeout_s):
             return
         for request in [s.request for s in self._registry.list_sessions() if _is_deferred(s)]:
-            _logger.error(
+            log_about(_logger, request).error(
                 "rank %d: deferred manifests or tables are not written, and will not be: the agent "
                 "ends with its job",
                 request.rank,
-                extra=build_log_fields(request),
             )
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Commit submitted frames, without retries; return whether the thread ended in time."""
-        self._thread.request_stop()
+        self.thread.request_stop()
         self._done.put(None)
-        return self._thread.join(timeout_s)
+        return self.thread.join(timeout_s)
 
     def _run(self) -> None:
         running = True
@@ -298,10 +284,10 @@ class FrameCommitter:
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
-            is_due = self._is_finishing or self._clock() - self._checked_s >= CHECK_INTERVAL_S
+            is_due = self._is_finishing or time.monotonic() - self._checked_s >= CHECK_INTERVAL_S
             if running and is_due:
                 self._check()
-                self._checked_s = self._clock()
+                self._checked_s = time.monotonic()
 
     def _next_batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
         batch = _FrameBatch()
@@ -337,10 +323,8 @@ class FrameCommitter:
             session.count_committed(share.outcomes, share.row_results, share.metadata)
         except Exception as error:
             request = session.request
-            _logger.exception(
-                "committed frames of session %s were not counted",
-                request.session_id,
-                extra=build_log_fields(request),
+            log_about(_logger, request).exception(
+                "committed frames of session %s were not counted", request.session_id
             )
             session.release_frames(share.sequences, f"committed frames were not counted: {error!r}")
         else:
@@ -362,11 +346,10 @@ class FrameCommitter:
             done = self._actions.apply_due(session)
         except Exception as error:
             request = session.request
-            _logger.exception(
+            log_about(_logger, request).exception(
                 "session %s of rank %d: metadata cannot be applied",
                 request.session_id,
                 request.rank,
-                extra=build_log_fields(request),
             )
             session.add_finding(f"rank {request.rank}: a metadata frame was not applied: {error}")
         if done and session in self._unfinished:
@@ -390,7 +373,7 @@ class FrameCommitter:
             self._ledger.note_departed_sessions(
                 each.request.session_id for each in sessions if each.over
             )
-            while self._done.empty() and not self._thread.is_stopping and self._ledger.fold_some():
+            while self._done.empty() and not self.thread.is_stopping and self._ledger.fold_some():
                 pass
         except (sqlite3.Error, UnavailableError) as error:
             _logger.warning("the ledger cannot be compacted at present: %s", error)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
@@ -31,7 +32,6 @@ from rankdumpd.agent.records import (
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage import rank_files
-from rankdumpd.agent.storage.record_formats import BinFileJoiner
 from rankdumpd.agent.storage.statistic_tables import make_row_record
 from rankdumpd.server import state_files
 
@@ -83,16 +83,17 @@ def _join_groups(
             # Joined before a crash: the tensors' own files may be left.
             done += [member for member in members if member.joined]
             if not any(member.joined for member in members):
-                parts = _join_operator(joiner, session, members)
-                shares += parts
-                done += members if parts else []
+                mark = f"{session_id}-{members[0].sequence}"
+                with _noting_failures(session, "tensors stay in files of their own"):
+                    shares += joiner.join(members, mark=mark)
+                    done += members
         if shares:
             ledger.mark_joined(session_id, shares, synced=session.storage.synced)
             more = _count_added_bytes(operators, shares)
             session.adjust_stored_bytes(iteration, more)
-            root = str(session.storage.tree.root)
-            usage.add(session.request.job_id, root, more)
-        _remove_own_files(joiner, session, done)
+            usage.add(session.request.job_id, str(session.storage.tree.root), more)
+        with _noting_failures(session, "files of joined tensors cannot be removed"):
+            joiner.remove(done)
         yield number == len(groups)
 
 
@@ -118,19 +119,6 @@ def _split_batches(
         yield some
 
 
-def _join_operator(
-    joiner: BinFileJoiner, session: RankSession, members: Sequence[OperatorMember]
-) -> list[JoinedMember]:
-    mark = f"{session.request.session_id}-{members[0].sequence}"
-    try:
-        return joiner.join(members, mark=mark)
-    except OSError as error:
-        if state_files.is_transient(error):
-            raise
-        _note_failure(session, "tensors stay in files of their own", error)
-        return []
-
-
 def _count_added_bytes(
     operators: Iterable[Sequence[OperatorMember]], shares: Iterable[JoinedMember]
 ) -> int:
@@ -138,21 +126,17 @@ def _count_added_bytes(
     return sum(share.bytes_stored - before[share.sequence] for share in shares)
 
 
-def _remove_own_files(
-    joiner: BinFileJoiner, session: RankSession, members: Sequence[OperatorMember]
-) -> None:
+@contextmanager
+def _noting_failures(session: RankSession, what: str) -> Generator[None]:
+    """Add a finding for a permanent OSError; a transient one is raised, to be retried."""
     try:
-        joiner.remove(members)
+        yield
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        _note_failure(session, "files of joined tensors cannot be removed", error)
-
-
-def _note_failure(session: RankSession, what: str, error: OSError) -> None:
-    rank = session.request.rank
-    if session.add_finding(f"rank {rank}, {what}: {error.strerror or error}"):
-        _logger.error("rank %d, %s", rank, what, exc_info=error)
+        rank = session.request.rank
+        if session.add_finding(f"rank {rank}, {what}: {error.strerror or error}"):
+            _logger.error("rank %d, %s", rank, what, exc_info=error)
 
 
 def iter_committed_rows(

@@ -10,7 +10,8 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.drop_reasons import normalize_reason
@@ -42,16 +43,15 @@ from rankdumpd.agent.records import (
     RecordOutcome,
     RecordStatus,
     StatisticRowsResult,
+    read_wall_clock_us,
 )
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.pending_metadata import ProgramOrder
 from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
-from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
-from rankdumpd.agent.storage.statistic_tables import StatisticTables
 from rankdumpd.server import state_files
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters, SampleKey
 
 FIRST_RETRY_S = 1.0
@@ -61,30 +61,33 @@ LAST_RETRY_S = 30.0
 _logger = logging.getLogger(__name__)
 
 
-def handle_failure(
-    session: RankSession, what: str, error: Exception, end: MetadataFrame | None = None
-) -> None:
-    """Suspend the session and raise ExhaustedError for a passing error; log any other.
+@contextmanager
+def handling_failures(
+    session: RankSession, what: str, end: MetadataFrame | None = None
+) -> Generator[None]:
+    """Suspend the session and raise ExhaustedError for a passing error of a disk or of the ledger;
+    log any other, and go on behind the block.
 
-    `end` is the frame that was being applied, if it ends an iteration or the session.
+    `end` is the frame that is being applied, if it ends an iteration or the session.
     """
-    message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
-    if state_files.is_transient(error):
-        session.pending.suspend(end)
-        raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
-    # Not marked as applied: the next start of the agent retries it.
-    _logger.error(message, exc_info=error, extra=build_log_fields(session.request))
-    session.add_finding(message)
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
+        if state_files.is_transient(error):
+            session.pending.suspend(end)
+            raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
+        # Not marked as applied: the next start of the agent retries it.
+        log_about(_logger, session.request).error(message, exc_info=error)
+        session.add_finding(message)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
     """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts | ChangedPlan):
-        try:
+        with handling_failures(session, "timeouts or a changed plan not stored"):
             ledger.mark_applied_and_keep(declared.frame_id)
-        except sqlite3.Error as error:
-            handle_failure(session, "timeouts or a changed plan not stored", error)
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
@@ -92,20 +95,22 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
     elif isinstance(declaration, KernelArguments):
         _write_arguments(ledger, session, declared.frame_id, declaration)
     elif isinstance(declaration, CallStacks):
-        _write_stacks(ledger, session, declared, declaration)
+        file, what = session.storage.stacks, f"iteration {declaration.iteration}: stacks"
+        with handling_failures(session, f"{what} not written"):
+            if file is not None:
+                file.add(declaration, again=session.pending.was_begun(declared))
+            ledger.mark_applied([declared.frame_id], session.program.written)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
     tree, rank = session.storage.tree, session.request.rank
-    try:
+    with handling_failures(session, f"graph {graph.number}: not written"):
         rank_files.write_graph(tree, rank, render_graph(graph, session.storage.context.profile))
         if graph.compiled:
             names = [node.name for node in graph.nodes]
             rank_files.write_program_order(tree, rank, {graph.number: names})
             session.program.mark_written(graph.number)
         ledger.mark_applied(session.graphs.forget_graph(graph.number), session.program.written)
-    except (OSError, sqlite3.Error) as error:
-        handle_failure(session, f"graph {graph.number}: not written", error)
 
 
 def _write_arguments(
@@ -123,35 +128,17 @@ def _write_arguments(
             constant=False,
         )
 
-    try:
+    with handling_failures(session, f"iteration {arguments.iteration}: arguments not written"):
+        mark = f"{frame_id.session_id}-{frame_id.sequence}"
         unnameable = rank_files.write_arguments(
-            storage.tree, arguments, folder_of=folder_of, mark=_make_mark(frame_id)
+            storage.tree, arguments, folder_of=folder_of, mark=mark
         )
         ledger.mark_applied([frame_id], session.program.written)
-    except (OSError, sqlite3.Error) as error:
-        handle_failure(session, f"iteration {arguments.iteration}: arguments not written", error)
-        return
-    for name in unnameable:
-        session.add_finding(
-            f"rank {rank}: arguments of {name!r} not written: "
-            f"the file name would be over {MAX_NAME_BYTES} bytes"
-        )
-
-
-def _write_stacks(
-    ledger: AgentLedger, session: RankSession, declared: MetadataFrame, stacks: CallStacks
-) -> None:
-    file = session.storage.stacks
-    try:
-        if file is not None:
-            file.add(stacks, again=session.pending.was_begun(declared))
-        ledger.mark_applied([declared.frame_id], session.program.written)
-    except (OSError, sqlite3.Error) as error:
-        handle_failure(session, f"iteration {stacks.iteration}: stacks not written", error)
-
-
-def _make_mark(frame_id: FrameId) -> str:
-    return f"{frame_id.session_id}-{frame_id.sequence}"
+        for name in unnameable:
+            session.add_finding(
+                f"rank {rank}: arguments of {name!r} not written: "
+                f"the file name would be over {MAX_NAME_BYTES} bytes"
+            )
 
 
 _RECORDS = "rankdump_agent_records_total"
@@ -232,19 +219,16 @@ class PostCommitActions:
         reporter: CoordinatorReporter,
         *,
         counters: MetricCounters,
-        usage: DumpUsage | None = None,
-        on_change: Callable[[RankSession], None] | None = None,
-        tree_changes: threading.Lock | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        usage: DumpUsage,
+        on_change: Callable[[RankSession], None],
+        tree_changes: threading.Lock,
     ) -> None:
         """`on_change` is called for a session that has ended: its balances may have changed.
 
         `tree_changes` is held while a manifest is written from the ledger.
         """
         self._ledger, self._reporter, self._on_change = ledger, reporter, on_change
-        self._tree_changes = tree_changes or threading.Lock()
-        self._counters, self._clock = counters, clock
-        self._usage = usage or DumpUsage()
+        self._tree_changes, self._counters, self._usage = tree_changes, counters, usage
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
         """The iteration whose operators are being joined, by session."""
@@ -257,7 +241,7 @@ class PostCommitActions:
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
             self._report_ends(session)
-        if self._on_change is not None and session.has_ended:
+        if session.has_ended:
             self._on_change(session)
         self._reporter.wake()
         session.acknowledge()
@@ -270,7 +254,7 @@ class PostCommitActions:
 
         With `at_once` also those whose pause is not over.
         """
-        due = set(self._retries.list_due(now_s=self._clock()))
+        due = set(self._retries.list_due(now_s=time.monotonic()))
         found: list[RankSession] = []
         for session in sessions:
             is_due = at_once or session.request.session_id in due
@@ -293,23 +277,21 @@ class PostCommitActions:
             session.pending.problem = ""
             if self._retries.forget(session.request.session_id):
                 request = session.request
-                _logger.warning(
-                    "rank %d: deferred manifests and tables are written",
-                    request.rank,
-                    extra=build_log_fields(request),
+                log_about(_logger, request).warning(
+                    "rank %d: deferred manifests and tables are written", request.rank
                 )
         return done
 
     def _postpone(self, session: RankSession, why: str) -> None:
         session_id = session.request.session_id
-        self._retries.postpone(session_id, now_s=self._clock())
+        self._retries.postpone(session_id, now_s=time.monotonic())
         self._joining.pop(session_id, None)
         session.program = ProgramOrder(session.program.written)
         session.graphs = GraphAssembler()
         if session.storage.tables is not None:
             session.storage.tables.expect_existing_rows()
         if why != session.pending.problem:
-            _logger.error(why, extra=build_log_fields(session.request))
+            log_about(_logger, session.request).error(why)
         session.pending.problem = why
 
     def _report_ends(self, session: RankSession) -> None:
@@ -321,15 +303,13 @@ class PostCommitActions:
                 self._report_end(declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
-                self._report_session_end(session)
+                self._report_session(session)
 
     def _write_metadata(self, session: RankSession) -> None:
         if session.has_metadata:
             return
-        try:
+        with handling_failures(session, "metadata not written"):
             prepare_tree(session, session.request, read_wall_clock_us())
-        except OSError as error:
-            handle_failure(session, "metadata not written", error)
         session.has_metadata = True
 
     def _apply_some(self, session: RankSession) -> bool:
@@ -345,11 +325,10 @@ class PostCommitActions:
             declared, after = session.pending.pop_next(session.watermark), session.pending.read_to
             if declared is not None or after is None:
                 return declared
-            try:
+            with handling_failures(session, "pending metadata frames not read from the ledger"):
                 self._read_more(session, after)
-            except sqlite3.Error as error:
-                handle_failure(session, "pending metadata frames not read from the ledger", error)
-                return None
+                continue
+            return None
 
     def _read_more(self, session: RankSession, after: int) -> None:
         session_id, watermark = session.request.session_id, session.watermark
@@ -365,18 +344,14 @@ class PostCommitActions:
         joining = self._joining.pop(session.request.session_id, None)
         if joining is None:
             return True
-        try:
+        joined, what = False, f"iteration {joining.end.iteration}: operators not joined"
+        with handling_failures(session, what, joining.declared):
             joined = joining.join_some()
-        except (OSError, sqlite3.Error) as error:
-            what = f"iteration {joining.end.iteration}: operators not joined"
-            handle_failure(session, what, error, joining.declared)
-            self._end_iteration(session, joining.declared, joining.end, joined=False)
-            return True
-        if joined:
-            self._end_iteration(session, joining.declared, joining.end)
-        else:
-            self._joining[session.request.session_id] = joining
-        return joined
+            if not joined:
+                self._joining[session.request.session_id] = joining
+                return False
+        self._end_iteration(session, joining.declared, joining.end, joined=joined)
+        return True
 
     def _apply(self, session: RankSession, declared: MetadataFrame) -> None:
         declaration = declared.declaration
@@ -391,29 +366,22 @@ class PostCommitActions:
             apply_metadata(self._ledger, session, declared)
             if isinstance(declaration, ChangedPlan):
                 # Its status says which iterations are selected.
-                self._reporter.session(session.status(), str(session.storage.tree.root))
-                if self._on_change is not None:
-                    self._on_change(session)
+                self._report_session(session)
+                self._on_change(session)
 
     def _tabulate(self, session: RankSession) -> None:
         """Write the table rows of all frames up to the watermark."""
-        tables = session.storage.tables
+        tables, session_id = session.storage.tables, session.request.session_id
         if tables is None:
             return
-        try:
+        with handling_failures(session, "tables of statistics: rows not written"):
             while session.tabulated_to < session.watermark:
-                self._tabulate_some(session, tables, session.watermark)
-        except (OSError, sqlite3.Error) as error:
-            handle_failure(session, "tables of statistics: rows not written", error)
-
-    def _tabulate_some(self, session: RankSession, tables: StatisticTables, up_to: int) -> None:
-        session_id = session.request.session_id
-        found, reached = self._ledger.table_rows(
-            session_id, after=session.tabulated_to, up_to=up_to
-        )
-        for sentence in tables.add(iter_committed_rows(found, session)):
-            session.add_finding(sentence)
-        session.tabulated_to = reached
+                found, reached = self._ledger.table_rows(
+                    session_id, after=session.tabulated_to, up_to=session.watermark
+                )
+                for sentence in tables.add(iter_committed_rows(found, session)):
+                    session.add_finding(sentence)
+                session.tabulated_to = reached
 
     def _end_iteration(
         self,
@@ -421,12 +389,12 @@ class PostCommitActions:
         declared: MetadataFrame,
         end: IterationEnd,
         *,
-        joined: bool = True,
+        joined: bool,
     ) -> None:
-        frame_id = declared.frame_id
+        frame_id, what = declared.frame_id, f"iteration {end.iteration}: no manifest written"
         with self._tree_changes:
             status = self._count_end(session, declared, end)
-            try:
+            with handling_failures(session, what, declared):
                 # A manifest marks an iteration as complete, so its rows must be written first.
                 if joined and _are_rows_written(session, frame_id):
                     repeated = session.pending.was_begun(declared)
@@ -437,9 +405,6 @@ class PostCommitActions:
                     written = session.program.written
                     self._ledger.enter_iteration_end(frame_id, end, written, status)
                     return
-            except (OSError, sqlite3.Error) as error:
-                what = f"iteration {end.iteration}: no manifest written"
-                handle_failure(session, what, error, declared)
         self._report_end(frame_id, status)
 
     def _count_end(
@@ -454,24 +419,18 @@ class PostCommitActions:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
             # It is reported once its manifest is written.
-            _logger.error(
-                "rank %d, iteration %d: not reported: %s",
-                status.rank,
-                status.iteration,
-                error,
-                extra=build_log_fields(status, iteration=status.iteration),
+            log_about(_logger, status, iteration=status.iteration).error(
+                "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
             )
 
     def _end_session(self, session: RankSession, declared: MetadataFrame, end: SessionEnd) -> None:
         session.close_by_rank(end)
-        try:
+        with handling_failures(session, "the end of the session is not recorded", declared):
             if _are_rows_written(session, declared.frame_id):
                 self._ledger.enter_session_end(declared.frame_id, end)
-        except sqlite3.Error as error:
-            handle_failure(session, "the end of the session is not recorded", error, declared)
-        self._report_session_end(session)
+        self._report_session(session)
 
-    def _report_session_end(self, session: RankSession) -> None:
+    def _report_session(self, session: RankSession) -> None:
         self._reporter.session(session.status(), str(session.storage.tree.root))
 
 

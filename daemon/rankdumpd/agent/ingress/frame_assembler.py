@@ -100,13 +100,9 @@ class FrameAssembler:
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
-        self._last = 0
-        self._open: _OpenRecord | None = None
-
-    @property
-    def last_sequence(self) -> int:
+        self.last_sequence = 0
         """Number of the last frame that arrived; 0 before the first."""
-        return self._last
+        self._open: _OpenRecord | None = None
 
     @property
     def within_record(self) -> bool:
@@ -134,7 +130,8 @@ class FrameAssembler:
                 sequence, record, _select_data(sequence, record.data, data), lost
             )
         if body == "lost":
-            return self._handle_lost(sequence, frame.lost)
+            result = read_lost_tensors(FrameId(self._session_id, sequence), frame.lost)
+            return None if self._known(sequence) else result
         declared = read_metadata_frame(frame, self._session_id)
         if isinstance(declared.declaration, StatisticRows):
             self._check_statistics(sequence, declared.declaration)
@@ -170,23 +167,24 @@ class FrameAssembler:
 
     def _advance(self, sequence: int) -> bool:
         """Advance to a frame; return whether it is new on this stream."""
-        if sequence == self._last + 1 < NUMBER_LIMIT and self._last and self._open is None:
-            self._last = sequence
+        last = self.last_sequence
+        if sequence == last + 1 < NUMBER_LIMIT and last and self._open is None:
+            self.last_sequence = sequence
             return True
         if not 1 <= sequence < NUMBER_LIMIT:
             raise ProtocolError(f"frame number {sequence} is not between 1 and {NUMBER_LIMIT - 1}")
-        if self._last and sequence <= self._last:
+        if last and sequence <= last:
             return False
         self.finish()
-        if not self._last and sequence > self._highest_first:
+        if not last and sequence > self._highest_first:
             raise ResendError(
                 f"the first frame is {sequence}, expected at most {self._highest_first}"
             )
-        if self._last and sequence != self._last + 1:
+        if last and sequence != last + 1:
             raise ResendError(
-                f"frame {sequence} follows frame {self._last}: expected consecutive numbers"
+                f"frame {sequence} follows frame {last}: expected consecutive numbers"
             )
-        self._last = sequence
+        self.last_sequence = sequence
         return True
 
     def _handle_record(
@@ -241,10 +239,6 @@ class FrameAssembler:
                 )
         _check_texts(sequence, rows.statistics)
 
-    def _handle_lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
-        result = read_lost_tensors(FrameId(self._session_id, sequence), message)
-        return None if self._known(sequence) else result
-
     def _allocate(self, record: _OpenRecord) -> None:
         size = record.head.byte_count
         try:
@@ -258,7 +252,7 @@ class FrameAssembler:
     ) -> ReceivedRecord | RecordOutcome | None:
         record = self._open
         if record is None or record.sequence != sequence:
-            if 1 <= sequence <= self._last:
+            if 1 <= sequence <= self.last_sequence:
                 return None
             raise ResendError(f"chunk of record {sequence}, which is not open")
         if offset + len(data) <= record.filled < record.head.byte_count:

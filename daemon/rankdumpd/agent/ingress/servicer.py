@@ -15,9 +15,9 @@ from rankdump._wire.control_messages import answer_from_wire, order_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.blackbox.freeze_state import FreezeAnswer
-from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
+from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader
 from rankdumpd.agent.session.openings import SessionOpenings, read_final_balance
-from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.shm.ring_registry import RingRegistry
 from rankdumpd.server.grpc_server import abort_on_error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     RecordOutcome,
     StatisticRowsResult,
+    read_wall_clock_us,
 )
 from rankdumpd.server.state_files import explain_state_error
 
@@ -60,15 +60,15 @@ _INSERT_AWAY = "INSERT OR IGNORE INTO away VALUES (?, ?, 0)"
 _MARK_APPLIED = "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?"
 
 
-def _read_clock_us() -> int:
-    return time.time_ns() // 1000
-
-
 class AgentLedger(LedgerReader):
     """Rows of all sessions; safe to use from several threads, one at a time."""
 
     def __init__(
-        self, state_dir: Path, *, report_bytes: int = 0, now_us: Callable[[], int] = _read_clock_us
+        self,
+        state_dir: Path,
+        *,
+        report_bytes: int = 0,
+        now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
         """Keep a report log of up to `report_bytes`; 0 without a coordinator.
 

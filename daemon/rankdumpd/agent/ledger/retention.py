@@ -111,7 +111,8 @@ class RetiredIterations:
         with transaction() as base:
             # Older versions did not enter the time; of these iterations it is the present one.
             base.execute("UPDATE iterations SET ended_us = ? WHERE ended_us = 0", (now_us(),))
-        self._pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
+        self.pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
+        """The jobs that are pinned."""
 
     def close(self) -> None:
         """Close the file."""
@@ -126,12 +127,7 @@ class RetiredIterations:
             else:
                 base.execute("DELETE FROM pins WHERE job_id = ?", (job_id,))
             found = base.execute("SELECT job_id FROM pins").fetchall()
-        self._pins = frozenset(each for (each,) in found)
-
-    @property
-    def pins(self) -> frozenset[str]:
-        """The jobs that are pinned."""
-        return self._pins
+        self.pins = frozenset(each for (each,) in found)
 
     def list_usage(self) -> list[tuple[str, str, int]]:
         """Return the job of each session, the root of its tree and the bytes of its tensors."""

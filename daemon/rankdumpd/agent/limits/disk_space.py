@@ -73,7 +73,10 @@ class DiskGauge:
             if disk.asked_s is None:
                 disk.asked_s = now
                 disk.answered.clear()
-                self._start_sampling(root, disk)
+                # One thread for each disk: a disk that hangs must not delay the others.
+                threading.Thread(
+                    target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True
+                ).start()
             left_s = SAMPLE_TIMEOUT_S - (now - disk.asked_s)
         if left_s > 0:
             disk.answered.wait(left_s)
@@ -92,12 +95,6 @@ class DiskGauge:
                 self._disks = {n: d for n, d in self._disks.items() if d.asked_s is not None}
             self._disks[name] = _DiskSample()
         return self._disks[name]
-
-    def _start_sampling(self, root: Path, disk: _DiskSample) -> None:
-        # One thread for each disk: a disk that hangs must not delay the others.
-        threading.Thread(
-            target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True
-        ).start()
 
     def _sample(self, root: Path, disk: _DiskSample) -> None:
         space, problem = None, ""

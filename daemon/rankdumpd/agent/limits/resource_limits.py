@@ -29,14 +29,12 @@ class ResourceLimits:
         budget: QueueBudget,
         usage: DumpUsage,
         slabs: SlabFolder,
-        *,
-        disk: DiskGauge | None = None,
     ) -> None:
         self.policy = policy
         """May be replaced by another at any time."""
         self._memory_shares, self._budget, self._usage = memory_shares, budget, usage
         self._slabs = slabs
-        self._disk = disk or DiskGauge()
+        self._disk = DiskGauge()
 
     def usage_of(self, session: RankSession) -> ResourceUsage:
         """Return the usage by which a tensor of a session is admitted."""

@@ -22,21 +22,13 @@ class QueueBudget:
         """Largest number of bytes in use."""
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
-        self._used_bytes = 0
-        self._items = 0
+        self.used_bytes = 0
+        """Bytes in flight."""
+        self.items = 0
+        """Frames in flight."""
         self._growing: dict[object, int] = {}
         """Bytes of incomplete frames by owner, the oldest first."""
         self._closed = False
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in flight."""
-        return self._used_bytes
-
-    @property
-    def items(self) -> int:
-        """Frames in flight."""
-        return self._items
 
     @property
     def has_waiting(self) -> bool:
@@ -52,8 +44,8 @@ class QueueBudget:
                 self._changed.wait_for(lambda: self._closed or self._may_pass(place, cost_bytes))
                 if self._closed:
                     raise UnavailableError("the agent is stopping")
-                self._used_bytes += cost_bytes
-                self._items += items
+                self.used_bytes += cost_bytes
+                self.items += items
             finally:
                 self._waiting.remove(place)
                 self._changed.notify_all()
@@ -73,39 +65,39 @@ class QueueBudget:
             self._changed.wait_for(lambda: self._closed or self._may_grow(owner, more_bytes))
             if self._closed:
                 raise UnavailableError("the agent is stopping")
-            self._used_bytes += more_bytes
+            self.used_bytes += more_bytes
             self._growing[owner] += more_bytes
 
     def end(self, owner: object, cost_bytes: int) -> None:
         """Set the final cost of a frame that is complete now."""
         with self._changed:
-            self._used_bytes += cost_bytes - self._growing.pop(owner)
+            self.used_bytes += cost_bytes - self._growing.pop(owner)
             self._changed.notify_all()
 
     def abandon(self, owner: object) -> None:
         """Release the bytes of a frame that will never be complete."""
         with self._changed:
-            self._used_bytes -= self._growing.pop(owner)
-            self._items -= 1
+            self.used_bytes -= self._growing.pop(owner)
+            self.items -= 1
             self._changed.notify_all()
 
     def count_unfinished(self) -> None:
         """Count one more frame without bytes: its post-commit actions are not done."""
         with self._changed:
-            self._items += 1
+            self.items += 1
 
     def release(self, cost_bytes: int, *, items: int = 1) -> None:
         """Release bytes and frames."""
         with self._changed:
-            self._used_bytes -= cost_bytes
-            self._items -= items
+            self.used_bytes -= cost_bytes
+            self.items -= items
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> int:
         """Wait until nothing is in flight; return the frames that still are."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items == 0, timeout_s)
-            return self._items
+            self._changed.wait_for(lambda: self.items == 0, timeout_s)
+            return self.items
 
     def close(self) -> None:
         """Fail all waiting calls, now and later."""
@@ -116,12 +108,12 @@ class QueueBudget:
     def _may_pass(self, place: object, cost_bytes: int) -> bool:
         if self._waiting[0] is not place:
             return False
-        return self._items == 0 or self._used_bytes + cost_bytes <= self.limit_bytes
+        return self.items == 0 or self.used_bytes + cost_bytes <= self.limit_bytes
 
     def _may_grow(self, owner: object, more_bytes: int) -> bool:
-        if self._used_bytes + more_bytes <= self.limit_bytes:
+        if self.used_bytes + more_bytes <= self.limit_bytes:
             return True
-        only_begun = self._used_bytes == sum(self._growing.values())
+        only_begun = self.used_bytes == sum(self._growing.values())
         return only_begun and next(iter(self._growing)) is owner
 
 

@@ -159,7 +159,7 @@ class ReportStream:
         careful_to: int,
         complete: Callable[[_Request, int | None], None],
         on_overdue: Callable[[], None],
-        is_hurried: Callable[[], bool] = lambda: False,
+        is_hurried: Callable[[], bool],
     ) -> None:
         """Send items up to `careful_to` one by one.
 
@@ -196,7 +196,8 @@ class ReportStream:
         """Handle the answer to the oldest unanswered request."""
         # After a power loss or a restored folder the log may miss numbers that the coordinator has
         # received: no other item may get them.
-        renumbered = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
+        highest = max(answer.acknowledged_sequence, answer.received_sequence)
+        renumbered = 0 if self._greeted else self._log.begin_after(highest)
         with self._changed:
             self._answered_us = self._times.now().monotonic_us
             if self._unanswered:
@@ -314,7 +315,3 @@ class ReportStream:
         careful = earlier.number <= self._careful_to
         gap = earlier.number + 1 < later.number
         return careful or gap or earlier.number <= self._known < later.number
-
-
-def _find_highest(answer: coordinator_pb2.ReportResponse) -> int:
-    return max(answer.acknowledged_sequence, answer.received_sequence)

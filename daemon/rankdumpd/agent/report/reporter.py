@@ -9,16 +9,15 @@ import logging
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
 from rankdump._core.backoff import RetryBackoff
 from rankdump._core.black_box import RankStep
 from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
-from rankdump._core.job_control import ControlAnswer, ControlOrder
+from rankdump._core.job_control import ControlOrder
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_failure, open_channel
@@ -44,9 +43,10 @@ from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.records import QuietRank
 from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
 from rankdumpd.agent.report.report_stream import ReporterTimes, ReportStream
+from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.server import machine
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 WARN_AFTER_S = 2.0
 """Grace period for a coordinator that is started together with its agents."""
@@ -174,23 +174,6 @@ def _read_orders(messages: Iterable[control_pb2.ControlOrder]) -> Iterator[Contr
             _logger.warning("an order of the coordinator cannot be read: %s", error)
 
 
-class JobOrders(Protocol):
-    """Orders of the coordinator to ranks, and their answers."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the coordinator waits for answers."""
-        ...
-
-    def take_orders(self, orders: Sequence[ControlOrder]) -> None:
-        """Take all orders that the coordinator has now."""
-        ...
-
-    def list_answers(self) -> list[ControlAnswer]:
-        """Return the answers to these orders."""
-        ...
-
-
 MAX_WARNINGS = 256
 
 _logger = logging.getLogger(__name__)
@@ -200,11 +183,11 @@ _logger = logging.getLogger(__name__)
 class BlackBoxReports:
     """What the reporter needs of the agent's black box, and the other way round."""
 
-    list_freezes: Callable[[], Iterable[JobFreeze]] = tuple
+    list_freezes: Callable[[], Iterable[JobFreeze]]
     """Freezes to be in each request now."""
-    pop_steps: Callable[[], Iterable[RankStep]] = tuple
+    pop_steps: Callable[[], Iterable[RankStep]]
     """Finished steps, one of each rank at most; called with each heartbeat."""
-    join_freeze: Callable[[RelayedFreeze], None] = lambda relayed: None
+    join_freeze: Callable[[RelayedFreeze], None]
     """Takes a freeze of the coordinator; called again with each answer that repeats it."""
 
 
@@ -219,9 +202,9 @@ class CoordinatorReporter:
         load: Callable[[], AgentLoad],
         warn: Callable[[str, str], None],
         on_forgotten: Callable[[], None],
-        quiet: Callable[[], Iterable[QuietRank]] = tuple,
-        orders: JobOrders | None = None,
-        black_box: BlackBoxReports | None = None,
+        quiet: Callable[[], Iterable[QuietRank]],
+        orders: OrderRelay,
+        black_box: BlackBoxReports,
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
@@ -231,9 +214,7 @@ class CoordinatorReporter:
         """
         self._address, self._log = address, log
         self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
-        self._orders = orders
-        self._black_box = black_box or BlackBoxReports()
-        self._credentials = credentials
+        self._orders, self._black_box, self._credentials = orders, black_box, credentials
         self._agent_id = log.agent_id()
         self._host_id = machine.read_host_id()
         self._times = times or ReporterTimes()
@@ -251,7 +232,7 @@ class CoordinatorReporter:
         self._retry_now = False
         """Retry at once: `flush` waits for it."""
         self._logged = ""
-        self._thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
+        self.thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
         """Return a finding for an outage, and for items that were dropped."""
@@ -277,11 +258,8 @@ class CoordinatorReporter:
         except sqlite3.Error as error:
             # Not an error of the rank; the next status of the session is reported again.
             self._unentered += 1
-            _logger.error(
-                "session %s is not reported: %s",
-                status.session_id,
-                error,
-                extra=build_log_fields(status),
+            log_about(_logger, status).error(
+                "session %s is not reported: %s", status.session_id, error
             )
         self.wake()
 
@@ -308,11 +286,7 @@ class CoordinatorReporter:
     def start(self) -> None:
         """Start the reporter thread."""
         if self._address:
-            self._thread.start()
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
+            self.thread.start()
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all items are delivered; return how many are not.
@@ -343,11 +317,11 @@ class CoordinatorReporter:
     def stop(self) -> None:
         """Stop the thread at once; may be called again."""
         with self._changed:
-            self._thread.request_stop()
+            self.thread.request_stop()
             self._changed.notify_all()
             if self._call:
                 self._call.cancel()
-        self._thread.join()
+        self.thread.join()
 
     def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
@@ -367,7 +341,7 @@ class CoordinatorReporter:
 
     def _run(self) -> None:
         backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             received, careful_to = self._received, self._careful_to
             try:
                 self._wait_for_reports()
@@ -382,7 +356,7 @@ class CoordinatorReporter:
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._thread.is_stopping or self._retry_now, pause_s)
+                self._changed.wait_for(lambda: self.thread.is_stopping or self._retry_now, pause_s)
                 self._retry_now = False
 
     def _wait_for_reports(self) -> None:
@@ -395,7 +369,7 @@ class CoordinatorReporter:
             asked = coordinator_pb2.ClockRequest()
             self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     call.cancel()
             try:
                 call.result()
@@ -404,10 +378,10 @@ class CoordinatorReporter:
         with self._changed:
             self._call = None
             self._note_reachable()
-            self._changed.wait_for(lambda: self._thread.is_stopping or self._count_waiting() > 0)
+            self._changed.wait_for(lambda: self.thread.is_stopping or self._count_waiting() > 0)
 
     def _report(self) -> None:
-        if self._thread.is_stopping:
+        if self.thread.is_stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -418,17 +392,16 @@ class CoordinatorReporter:
                 careful_to=self._careful_to,
                 complete=lambda request, sent_to: self._complete_request(request, sent_to, stub),
                 on_overdue=self._break_off,
-                is_hurried=lambda: self._orders is not None and self._orders.is_busy,
+                is_hurried=lambda: self._orders.is_busy,
             )
             self._clock.reconnected()
             self._quiet_ranks.begin()
-            if self._orders is not None:
-                # What ranks have answered to an earlier coordinator is out of date.
-                self._orders.take_orders(())
+            # What ranks have answered to an earlier coordinator is out of date.
+            self._orders.take_orders(())
             answers = stub.Report(stream.requests())
             with self._changed:
                 self._stream, self._call = stream, answers
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
@@ -470,8 +443,7 @@ class CoordinatorReporter:
             self._changed.notify_all()
         for job_id, text in new:
             self._warn(job_id, text)
-        if self._orders is not None:
-            self._orders.take_orders(list(_read_orders(answer.control_orders)))
+        self._orders.take_orders(list(_read_orders(answer.control_orders)))
         for message in answer.freezes:
             if is_known_freeze(message.freeze):
                 self._black_box.join_freeze(relayed_freeze_from_wire(message))
@@ -494,7 +466,7 @@ class CoordinatorReporter:
             request.freezes.extend(map(job_freeze_to_wire, self._black_box.list_freezes()))
             if self._clock.keep_up(stub):
                 request.steps.extend(map(rank_step_to_wire, self._black_box.pop_steps()))
-                self._event_counts = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._event_counts = self.events()
                 self._quiet_ranks.update(now_us=self._times.now().wall_us, newest=self._log.last)
             quiet_ranks, until_us = self._quiet_ranks.pop_quiet_ranks(sent_to)
             for each in quiet_ranks:
@@ -506,20 +478,17 @@ class CoordinatorReporter:
         clock = make_fields(self._clock.estimate())
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
         request.held_events, request.lost_events = self._event_counts
-        if self._orders is not None:
-            request.control_answers.extend(map(answer_to_wire, self._orders.list_answers()))
+        request.control_answers.extend(map(answer_to_wire, self._orders.list_answers()))
 
     def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
         """Drop the item that is rejected or damaged: it would fail the same way every time."""
         error = explain_failure(failure, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
         # An untrusted certificate is not a fault of the item.
-        passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
-        refused = not passes and bool(spans)
-        if not refused:
+        if not spans or isinstance(error, UnavailableError | ForbiddenError | ConfigError):
             self._note_outage(error)
             return
-        if str(error) != self._logged and not self._thread.is_stopping:
+        if str(error) != self._logged and not self.thread.is_stopping:
             self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
@@ -540,7 +509,7 @@ class CoordinatorReporter:
         if (
             outage.reason != self._logged
             and outage.is_worth_logging(now_s)
-            and not self._thread.is_stopping
+            and not self.thread.is_stopping
         ):
             self._logged = outage.reason
             _logger.warning("%s", self._describe_outage(outage))

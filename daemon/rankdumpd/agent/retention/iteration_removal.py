@@ -24,37 +24,35 @@ from rankdump._core.manifest import (
 from rankdump._layout import statistic_tables
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
 from rankdump._layout.file_name import FileKind
-from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import (
     FINGERPRINT_FOLDER,
     MANIFEST_FOLDER,
     MAPPING_FILE,
     METADATA_FOLDER,
-    TreeContext,
 )
-from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.folders import ABSENT_ERRORS
+from rankdumpd.agent.storage.session_storage import SessionStorage
 from rankdumpd.agent.storage.tree import DumpTree
-from rankdumpd.agent.storage.tree_lock import TreeLock
 
 MAX_BATCH_FILES = 512
-_ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
-"""Errors for a folder that is not in the tree, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPart:
     """One rank's part of an iteration, with its place in a tree."""
 
-    tree: DumpTree
-    lock: TreeLock
-    layout: Layout
-    context: TreeContext
+    storage: SessionStorage
     retired: RetiredIteration
+
+    @property
+    def tree(self) -> DumpTree:
+        """Its tree."""
+        return self.storage.tree
 
     @property
     def rank_folder(self) -> str:
         """Folder of the rank's metadata."""
-        return self.layout.rank_folder(self.retired.rank)
+        return self.storage.layout.rank_folder(self.retired.rank)
 
     @property
     def manifest(self) -> str:
@@ -140,23 +138,21 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
 
     No components where tensors of several iterations are in one folder.
     """
-    rank, iteration = part.retired.rank, part.retired.iteration
-
-    def split_path(net_name: str, graph: int, iteration: int) -> list[str]:
-        folder = part.layout.make_folder(
-            part.context,
-            rank=rank,
+    iteration = part.retired.iteration
+    own, other, next_one = (
+        part.storage.layout.make_folder(
+            part.storage.context,
+            rank=part.retired.rank,
             net_name=net_name,
             graph=graph,
-            iteration=iteration,
+            iteration=number,
             constant=False,
+        ).split("/")
+        for net_name, graph, number in (
+            ("a", 1, iteration),
+            ("b", 2, iteration),
+            ("a", 1, iteration + 1),
         )
-        return folder.split("/")
-
-    own, other, next_one = (
-        split_path("a", 1, iteration),
-        split_path("b", 2, iteration),
-        split_path("a", 1, iteration + 1),
     )
     if own == next_one:
         return [], 0
@@ -175,7 +171,7 @@ def _list_below(tree: DumpTree, folder: str, name: str | None) -> list[str]:
 
 def _list_folder(tree: DumpTree, folder: str) -> dict[str, bool]:
     """Return the items of a folder of the tree; none when it does not exist or is a link."""
-    with suppress(*_ABSENT_ERRORS):
+    with suppress(*ABSENT_ERRORS):
         return tree.listing(folder)
     return {}
 
@@ -183,7 +179,7 @@ def _list_folder(tree: DumpTree, folder: str) -> dict[str, bool]:
 def _remove_files(tree: DumpTree, paths: Sequence[str]) -> None:
     """Remove files, except those whose folder was replaced by a link out of the tree."""
     for _, some in groupby(paths, key=lambda path: path.rpartition("/")[0]):
-        with suppress(*_ABSENT_ERRORS):
+        with suppress(*ABSENT_ERRORS):
             tree.remove(some)
 
 

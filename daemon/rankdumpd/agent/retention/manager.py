@@ -6,25 +6,24 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
 from rankdump._core.manifest import RetiredIteration
-from rankdump.errors import CorruptedError, RankdumpError
+from rankdump.errors import RankdumpError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
 from rankdumpd.agent.limits.admission import ResourcePolicy, find_retirement_cause
 from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.retention.iteration_removal import (
     IterationPart,
     compute_freed_bytes,
     list_tensor_files,
     remove_part,
 )
-from rankdumpd.agent.session import registry
-from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.session.registry import SessionRegistry, read_stored_session
 from rankdumpd.agent.storage.session_storage import make_session_storage
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
@@ -36,16 +35,15 @@ AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
 _logger = logging.getLogger(__name__)
 
 
-def _read_clock_us() -> int:
-    return time.time_ns() // 1000
-
-
 def no_op(_what: str, _fields: Mapping[str, object]) -> None:
     """Ignore the action."""
 
 
 class RetentionManager:
-    """Removes due iterations in a thread of its own, after finishing removals that were begun."""
+    """Removes due iterations in a thread of its own, after finishing removals that were begun.
+
+    What is unfinished when the thread is stopped is left to the next process.
+    """
 
     def __init__(
         self,
@@ -56,22 +54,14 @@ class RetentionManager:
         *,
         audit: AuditCallback = no_op,
         counters: MetricCounters | None = None,
-        now_us: Callable[[], int] = _read_clock_us,
+        now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
         """`audit` is called for each removed part; `now_us` returns the time since the epoch."""
         self._ledger, self._registry, self._usage = ledger, registry, usage
         self._policy, self._audit, self._now_us = policy, audit, now_us
         self._counters = counters or MetricCounters()
-        self._thread = BackgroundThread(self._run, "rankdumpd-retention")
+        self.thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 60.0) -> bool:
-        """Leave unfinished removals to the next process; return whether the thread has ended."""
-        return self._thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
         """Return why old iterations cannot be removed, one sentence or none."""
@@ -86,18 +76,14 @@ class RetentionManager:
         policy = self._policy()
         for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
             age_s = (self._now_us() - ended.ended_us) / 1e6
-            why = find_retirement_cause(policy, age_s, self._usage.total - self._count_waiting())
-            if not why or self._thread.is_stopping or self._has_unpacked(ended):
+            _, waiting_bytes = self._ledger.unpacked.sums
+            why = find_retirement_cause(policy, age_s, self._usage.total - waiting_bytes)
+            if not why or self.thread.is_stopping or self._has_unpacked(ended):
                 break
             retire = partial(self._retire, ended, why)
             removed += bool(self._try_step(retire, problems))
         self._note_problem("; ".join(dict.fromkeys(problems)))
         return removed
-
-    def _count_waiting(self) -> int:
-        """Return the bytes of files that are yet to be packed."""
-        _, waiting_bytes = self._ledger.unpacked.sums
-        return waiting_bytes
 
     def _has_unpacked(self, ended: EndedIteration) -> bool:
         """Return whether a file of an iteration is yet to be packed: until then it stays, so that
@@ -122,13 +108,13 @@ class RetentionManager:
         self._problem = problem
 
     def _run(self) -> None:
-        while not self._thread.is_stopping:
+        while not self.thread.is_stopping:
             try:
-                while self.remove_due() and not self._thread.is_stopping:
+                while self.remove_due() and not self.thread.is_stopping:
                     pass
             except (sqlite3.Error, RankdumpError) as error:
                 self._note_problem(str(error))
-            self._thread.wait(CHECK_INTERVAL_S)
+            self.thread.wait(CHECK_INTERVAL_S)
 
     def _retire(self, ended: EndedIteration, why: str) -> bool:
         """Remove all parts of an iteration; return whether there were any."""
@@ -146,33 +132,28 @@ class RetentionManager:
         return all(self._finish(each) for each in begun)
 
     def _finish(self, begun: IterationRemoval) -> bool:
-        about = begun.about
-        why = str(about.get("why", ""))
+        why = str(begun.about.get("why", ""))
         part = self._make_part(begun.session_id, begun.iteration, begun.began_us, why)
-        part.lock.acquire(make=False)
+        part.storage.lock.acquire(make=False)
         try:
             for _ in remove_part(part, shared=self._is_shared(part)):
-                if self._thread.is_stopping:
+                if self.thread.is_stopping:
                     return False
         finally:
-            part.lock.release()
+            part.storage.lock.release()
         self._ledger.forget(begun.session_id, begun.iteration)
         self._ledger.retention.finish_removal(begun)
         self._usage.count_retired(part.retired.job_id)
         self._counters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
-        self._audit("retired", {**about, "session": begun.session_id, "root": root})
+        self._audit("retired", {**begun.about, "session": begun.session_id, "root": root})
         _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
         return True
 
     def _make_part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
-        row = self._ledger.find(session_id)
-        if row is None:
-            raise CorruptedError(f"session {session_id!r} is not in the ledger")
-        request = row.request
-        storage = make_session_storage(request, registry.read_checked_plan(request))
+        request, plan = read_stored_session(self._ledger, session_id)
         retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
-        return IterationPart(storage.tree, storage.lock, storage.layout, storage.context, retired)
+        return IterationPart(make_session_storage(request, plan), retired)
 
     def _is_shared(self, part: IterationPart) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""

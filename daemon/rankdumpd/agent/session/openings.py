@@ -24,7 +24,7 @@ from rankdumpd.agent.records import FrameId
 from rankdumpd.agent.session import registry
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.rank_session import make_session_status
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in the tree"
 
@@ -100,11 +100,9 @@ class SessionOpenings:
         self,
         open_one: Callable[[SessionRequest], SessionGrant],
         accept_balance: Callable[[str, FinalBalance], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`accept_balance` applies the final balance of a rank to its open session."""
-        self._open_one, self._accept_balance, self._clock = open_one, accept_balance, clock
+        self._open_one, self._accept_balance = open_one, accept_balance
         self._lock = threading.Lock()
         self._openings: dict[str, _SessionOpening] = {}
 
@@ -126,14 +124,13 @@ class SessionOpenings:
 
     def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
         """Note that a rank gave up; its final balance is applied when its session is open."""
-        _logger.error(
+        log_about(_logger, request).error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
             "%d tensors are lost",
             request.rank,
             request.pid,
             request.host,
             balance.lost,
-            extra=build_log_fields(request),
         )
         opening = self._get_or_begin(request, balance)
         if opening.request != request:
@@ -151,7 +148,7 @@ class SessionOpenings:
 
     def findings(self) -> list[str]:
         """Return the sessions that take long to open, or were not open in time."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         with self._lock:
             openings = list(self._openings.values())
         return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
@@ -167,7 +164,7 @@ class SessionOpenings:
             if opening is None or begins:
                 if len(self._openings) >= MAX_OPENINGS:
                     raise ExhaustedError(f"{MAX_OPENINGS} sessions are being opened already")
-                opening = _SessionOpening(request, self._clock())
+                opening = _SessionOpening(request, time.monotonic())
                 self._openings[request.session_id] = opening
             if opening.request == request:
                 opening.balance = balance or opening.balance
@@ -185,47 +182,38 @@ class SessionOpenings:
         except Exception as error:  # raised by `open`, if the rank tries again
             _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
-        request, took_s = opening.request, self._clock() - opening.since_s
+        request, took_s = opening.request, time.monotonic() - opening.since_s
         with self._lock:
-            opening.over_s = self._clock()
+            opening.over_s = time.monotonic()
             balance, late = opening.balance, opening.late
             if balance and not opening.error:
                 self._openings.pop(request.session_id, None)
             opening.done.set()
         if late or balance:
             outcome = f"failed: {opening.error}" if opening.error else "is open"
-            _logger.warning(
-                "rank %d: its session %s, after %.0f s",
-                request.rank,
-                outcome,
-                took_s,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: its session %s, after %.0f s", request.rank, outcome, took_s
             )
         if balance and not opening.error:
             try:
                 self._accept_balance(request.session_id, balance)
             except RankdumpError as error:
-                _logger.error(
-                    "rank %d: its final balance was not accepted: %s",
-                    request.rank,
-                    error,
-                    extra=build_log_fields(request),
+                log_about(_logger, request).error(
+                    "rank %d: its final balance was not accepted: %s", request.rank, error
                 )
 
     def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
-        request, since_s = opening.request, self._clock() - opening.since_s
+        request, since_s = opening.request, time.monotonic() - opening.since_s
         with self._lock:
             first, opening.late = not opening.late, True
         if first:
-            _logger.warning(
-                "rank %d: opening its session takes long: a disk is busy",
-                request.rank,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: opening its session takes long: a disk is busy", request.rank
             )
         return SessionGrant(b"", 0, 0, opening=f"a disk is busy, for {since_s:.0f} s so far")
 
     def _forget(self) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         for session_id, opening in list(self._openings.items()):
             kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:

@@ -44,9 +44,9 @@ class OrderRelay:
     def __init__(
         self,
         list_sessions: Callable[[], Iterable[RankSession]],
-        on_answer: Callable[[], None] = lambda: None,
+        on_answer: Callable[[], None],
         *,
-        find_newest: Callable[[RankSession], int | str] = lambda session: "",
+        find_newest: Callable[[RankSession], int | str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_answer` is called when there is an answer to be reported. `find_newest` returns the

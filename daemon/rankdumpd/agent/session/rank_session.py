@@ -1,5 +1,5 @@
-"""One rank's session: its identity, its committed and acknowledged frames, its stream and ring,
-its status, and the preparation of its tree.
+"""One rank's session: its identity, its committed and acknowledged frames, the mailbox of its
+stream, its ring, its status, and the preparation of its tree.
 
 The arithmetic of acknowledgements is pure.
 """
@@ -10,8 +10,8 @@ import dataclasses
 import secrets
 import socket
 import threading
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Protocol
 
 from rankdump._core import selection
 from rankdump._core.attempts import number_attempt
@@ -19,10 +19,19 @@ from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan
 from rankdump._core.plan_change import describe_operators
-from rankdump._core.session_protocol import ChangedPlan, IterationEnd, SessionEnd, SessionRequest
+from rankdump._core.session_protocol import (
+    Acknowledgement,
+    ChangedPlan,
+    IterationEnd,
+    SessionEnd,
+    SessionRequest,
+)
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_session import DaemonAddresses, TreeSession
-from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
+from rankdump.errors import RankdumpError, UnavailableError
+from rankdumpd.agent.declarations import reread_metadata_frame
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import LedgerSessionRow
 from rankdumpd.agent.records import (
     BaselineProblem,
     FileDescriptor,
@@ -49,37 +58,85 @@ MAX_RUNNING_NOTES = 16
 """Notes of watch rules in the status of a session that goes on; its end has more of them."""
 
 
-class SessionListener(Protocol):
-    """The stream of a session, as the session uses it."""
+class StreamMailbox:
+    """Answers that are due on one stream; filled by many threads, emptied by one."""
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether everything that arrived is handled, to the end of a record."""
-        ...
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: Acknowledgement = Acknowledgement(0)
+        """The next answer."""
+        self._last: int | None = None
+        self._error: RankdumpError | None = None
+        self.at_rest = False
+        """Whether everything that arrived is handled, to the end of a record; set by the reader."""
 
     def acknowledge(self, sequence: int) -> None:
         """Acknowledge all frames up to this number."""
-        ...
+        with self._changed:
+            self._update(sequence=max(self._due.sequence, sequence))
 
     def warn(self, text: str) -> None:
         """Send a warning, which the rank logs."""
-        ...
+        with self._changed:
+            self._update(warnings=(*self._due.warnings, text))
+
+    def drain(self) -> None:
+        """Announce that the agent is about to stop."""
+        self._update(draining=True)
 
     def offer_slab(self) -> None:
-        """Announce that the slab is ready."""
-        ...
+        """Announce that a slab is ready for a rank that reopens the session."""
+        self._update(slab_ready=True)
 
     def freeze(self, notice: FreezeNotice) -> None:
-        """Send that the black box was frozen."""
-        ...
+        """Send that the black box was frozen; of several notices the last one."""
+        self._update(freeze=notice)
 
     def send_order(self, order: ControlOrder) -> None:
         """Send an order that controls the job."""
-        ...
+        with self._changed:
+            self._update(orders=(*self._due.orders, order))
 
     def end(self, reason: str) -> None:
-        """End the stream; the rank may reconnect."""
-        ...
+        """End the stream with a retryable error."""
+        self.fail(UnavailableError(reason))
+
+    def fail(self, error: RankdumpError) -> None:
+        """End the stream with an error; the first one counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def complete(self, last_sequence: int) -> None:
+        """End the stream once this number is acknowledged: no more frames will arrive."""
+        with self._changed:
+            self._last = last_sequence
+            self._changed.notify_all()
+
+    def answers(self) -> Iterator[Acknowledgement]:
+        """Yield acknowledgements until the stream is complete; raise its error."""
+        sent: Acknowledgement = Acknowledgement(0)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda sent=sent: self._due != sent or self._is_over())
+                news, error = self._due, self._error
+                self._due = rest = dataclasses.replace(news, warnings=(), freeze=None, orders=())
+            if news != sent:
+                sent = rest
+                yield news
+            elif error:
+                raise error
+            else:
+                return
+
+    def _update(self, **fields: Any) -> None:
+        with self._changed:
+            self._due = dataclasses.replace(self._due, **fields)
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        is_complete = self._last is not None and self._due.sequence >= self._last
+        return self._error is not None or is_complete
 
 
 class SessionRing(Protocol):
@@ -131,37 +188,33 @@ class CommitProgress:
     """A watermark, and the committed numbers above it."""
 
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
-        self._watermark = watermark
+        self.watermark = watermark
+        """Every frame up to this number is committed."""
         self._beyond = {number for number in beyond if number > watermark}
         self._advance()
 
     @property
-    def watermark(self) -> int:
-        """Every frame up to this number is committed."""
-        return self._watermark
-
-    @property
     def highest(self) -> int:
         """The highest committed number."""
-        return max(self._beyond, default=self._watermark)
+        return max(self._beyond, default=self.watermark)
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence <= self._watermark or sequence in self._beyond
+        return sequence <= self.watermark or sequence in self._beyond
 
     def exclude_committed(self, sequences: Iterable[int]) -> set[int]:
         """Return the numbers that are not committed."""
-        watermark, beyond = self._watermark, self._beyond
+        watermark, beyond = self.watermark, self._beyond
         return {number for number in sequences if number > watermark and number not in beyond}
 
     def add(self, sequences: Iterable[int]) -> None:
         """Mark numbers as committed, in any order; repetitions change nothing."""
-        self._beyond.update(number for number in sequences if number > self._watermark)
+        self._beyond.update(number for number in sequences if number > self.watermark)
         self._advance()
 
     def _advance(self) -> None:
-        while self._watermark + 1 in self._beyond:
-            self._watermark += 1
-            self._beyond.remove(self._watermark)
+        while self.watermark + 1 in self._beyond:
+            self.watermark += 1
+            self._beyond.remove(self.watermark)
 
 
 class RankSession:
@@ -191,7 +244,8 @@ class RankSession:
         self._expected = True
         self._end: SessionEnd | None = None
         self._progress = CommitProgress()
-        self._acknowledged = 0
+        self.acknowledged = 0
+        """Every frame up to this number is committed, and a session end among them applied."""
         self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
@@ -200,7 +254,7 @@ class RankSession:
         self._warnings: dict[str, None] = {}
         self._notes: dict[tuple[str, str], str] = {}
         """What watch rules noted, by rule and tensor, until the rank ends the session."""
-        self._listener: SessionListener | None = None
+        self._listener: StreamMailbox | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
         self._process: FileDescriptor | None = None
@@ -209,34 +263,29 @@ class RankSession:
         """Whether its process has ended, and all it left was handled."""
         self._last_events_known = False
 
-    def restore(
-        self,
-        row: LedgerSessionRow,
-        *,
-        beyond: Iterable[int],
-        counts: Iterable[OutcomeCountRow],
-        ends: Iterable[IterationEnd],
-        due: Iterable[MetadataFrame],
-        tabulated_to: int,
-        plans: Iterable[tuple[int, ChangedPlan]] = (),
-    ) -> None:
-        """Restore the state from the ledger, before any other thread uses this session.
-
-        `plans` are those that changed it, with the numbers of their frames.
-        """
-        for sequence, changed in plans:
-            self.plans.add(sequence, changed.plan, changed.iteration)
+    def restore(self, ledger: AgentLedger, row: LedgerSessionRow) -> None:
+        """Restore the state from the ledger, before any other thread uses this session."""
+        session_id = self.request.session_id
+        for raw in ledger.changed_plans(session_id):
+            frame = reread_metadata_frame(raw, session_id)
+            if isinstance(frame.declaration, ChangedPlan):
+                changed = frame.declaration
+                self.plans.add(frame.frame_id.sequence, changed.plan, changed.iteration)
         self._expected, self.restored = False, True
-        self.tabulated_to = tabulated_to
+        # The end of an iteration is applied after all rows before it.
+        self.tabulated_to = ledger.last_end(session_id)
         if self.storage.tables is not None:
             self.storage.tables.expect_existing_rows()
         if row.state is SessionState.CLOSED:
             self._end = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
+        beyond = ledger.committed_beyond(session_id, row.watermark)
         self._progress = CommitProgress(row.watermark, beyond)
-        self._acknowledged = self._progress.watermark
-        self.pending.restore(due)
-        self._tallies.restore(counts, ends)
+        self.acknowledged = self._progress.watermark
+        self.pending.restore(
+            reread_metadata_frame(raw, session_id) for raw in ledger.unapplied(session_id)
+        )
+        self._tallies.restore(ledger.counts(session_id), ledger.ends(session_id))
 
     @property
     def plan(self) -> DumpPlan:
@@ -252,11 +301,6 @@ class RankSession:
     def watermark(self) -> int:
         """Every frame up to this number is committed."""
         return self._progress.watermark
-
-    @property
-    def acknowledged(self) -> int:
-        """Every frame up to this number is committed, and a session end among them applied."""
-        return self._acknowledged
 
     @property
     def live(self) -> bool:
@@ -426,13 +470,13 @@ class RankSession:
         with self._lock:
             before = [at - 1 for at in self.pending.session_ends]
             safe = min([self._progress.watermark, *before])
-            self._acknowledged = max(self._acknowledged, safe)
+            self.acknowledged = max(self.acknowledged, safe)
             listener, ring = self._listener, self._ring
         # Before the rank is notified, because it then looks for free space.
         if ring:
-            ring.acknowledge(self._acknowledged)
+            ring.acknowledge(self.acknowledged)
         if listener:
-            listener.acknowledge(self._acknowledged)
+            listener.acknowledge(self.acknowledged)
 
     def attach_ring(self, ring: SessionRing | None) -> None:
         """Set the ring that is released as frames are acknowledged; None for no ring."""
@@ -455,7 +499,7 @@ class RankSession:
             self._process_ended = self._last_events_known = False
             self._process, self._ended_by = None, ""
 
-    def connect(self, listener: SessionListener) -> None:
+    def connect(self, listener: StreamMailbox) -> None:
         """Attach the stream of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
@@ -469,9 +513,9 @@ class RankSession:
             listener.warn(text)
         if slab_waits:
             listener.offer_slab()
-        listener.acknowledge(self._acknowledged)
+        listener.acknowledge(self.acknowledged)
 
-    def disconnect(self, listener: SessionListener) -> bool:
+    def disconnect(self, listener: StreamMailbox) -> bool:
         """Note that a stream has ended; return whether it was the attached one."""
         with self._lock:
             if self._listener is not listener:

@@ -19,12 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core import tree_root as trees
 from rankdump._core.plan import DumpPlan, plan_from_json
-from rankdump._core.session_protocol import ChangedPlan, SessionGrant, SessionRequest
+from rankdump._core.session_protocol import SessionGrant, SessionRequest
 from rankdump._core.status import StatusView
 from rankdump._core.tree_session import DaemonAddresses
 from rankdump._layout.plan_conflicts import find_contradiction
@@ -43,18 +42,16 @@ from rankdump.errors import (
     RetryableError,
     UnavailableError,
 )
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.agent.ledger.rows import LedgerSessionRow
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import (
     RankSession,
-    SessionListener,
+    StreamMailbox,
     number_request,
     prepare_tree,
 )
-from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.server import state_files
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters
 
 # The id's first characters become part of a file name.
@@ -73,6 +70,18 @@ def read_checked_plan(request: SessionRequest) -> DumpPlan:
     if fault:
         raise RejectedError(f"plan of rank {request.rank}: {fault}")
     return plan
+
+
+UNUSABLE_ROW_ERRORS = (CorruptedError, ProtocolError, RejectedError)
+"""Errors for a session whose row in the ledger cannot be used."""
+
+
+def read_stored_session(ledger: AgentLedger, session_id: str) -> tuple[SessionRequest, DumpPlan]:
+    """Return request and plan of a session in the ledger, which may have ended long ago."""
+    row = ledger.find(session_id)
+    if row is None:
+        raise CorruptedError(f"session {session_id!r} is not in the ledger")
+    return row.request, read_checked_plan(row.request)
 
 
 def seal_request(request: SessionRequest) -> SessionRequest:
@@ -119,49 +128,27 @@ def _find_fault(plan: DumpPlan) -> str:
     return find_contradiction(plan)
 
 
-class SessionRestorer:
-    """Restores sessions of an earlier process from the ledger."""
+def restore_session(
+    ledger: AgentLedger, session_id: str, daemons: DaemonAddresses
+) -> RankSession | None:
+    """Return a session of an earlier process as the ledger has it.
 
-    def __init__(self, ledger: AgentLedger, daemons: DaemonAddresses) -> None:
-        self._ledger, self._daemons = ledger, daemons
-
-    def find(self, session_id: str) -> RankSession | None:
-        """Return a session as the ledger has it.
-
-        CorruptedError when its rows are damaged, UnavailableError while a disk fails.
-        """
-        try:
-            row = self._ledger.find(session_id)
-            session = self._restore(row) if row else None
-            if session:
-                _check_reportable(session)
-            return session
-        except (sqlite3.Error, RankdumpError):
-            raise
-        except Exception as error:
-            if state_files.is_transient(error):
-                raise UnavailableError(f"session {session_id!r}: {error}") from error
-            raise CorruptedError(f"the ledger is damaged: {error!r}") from error
-
-    def _restore(self, row: LedgerSessionRow) -> RankSession:
-        session_id = row.request.session_id
-        session = RankSession(row.request, read_checked_plan(row.request), self._daemons)
-        reread = partial(reread_metadata_frame, session_id=session_id)
-        session.restore(
-            row,
-            beyond=self._ledger.committed_beyond(session_id, row.watermark),
-            counts=self._ledger.counts(session_id),
-            ends=self._ledger.ends(session_id),
-            due=map(reread, self._ledger.unapplied(session_id)),
-            # The end of an iteration is applied after all rows before it.
-            tabulated_to=self._ledger.last_end(session_id),
-            plans=[
-                (frame.frame_id.sequence, frame.declaration)
-                for frame in map(reread, self._ledger.changed_plans(session_id))
-                if isinstance(frame.declaration, ChangedPlan)
-            ],
-        )
+    CorruptedError when its rows are damaged, UnavailableError while a disk fails.
+    """
+    try:
+        row = ledger.find(session_id)
+        if row is None:
+            return None
+        session = RankSession(row.request, read_checked_plan(row.request), daemons)
+        session.restore(ledger, row)
+        _check_reportable(session)
         return session
+    except (sqlite3.Error, RankdumpError):
+        raise
+    except Exception as error:
+        if state_files.is_transient(error):
+            raise UnavailableError(f"session {session_id!r}: {error}") from error
+        raise CorruptedError(f"the ledger is damaged: {error!r}") from error
 
 
 def _check_reportable(session: RankSession) -> None:
@@ -173,30 +160,6 @@ def _check_reportable(session: RankSession) -> None:
 _MAX_CAUSE_CHARACTERS = 512
 
 _logger = logging.getLogger(__name__)
-
-
-class RejectedSessions:
-    """Sessions that are rejected because their rows are damaged, and why."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, str] = {}
-
-    def add(self, session_id: str, error: Exception) -> None:
-        """Reject a session from now on, and log it."""
-        message = make_printable(
-            f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
-        )
-        _logger.error(message, extra={"session": session_id})
-        self._reasons[session_id] = message
-
-    def check(self, session_id: str) -> None:
-        """Raise RejectedError for a session that was given up."""
-        if session_id in self._reasons:
-            raise RejectedError(f"{self._reasons[session_id]}; a new session is accepted")
-
-    def findings(self) -> list[str]:
-        """Return a sentence for each."""
-        return [f"{message}; its rank is rejected" for message in self._reasons.values()]
 
 
 CONNECT_TIMEOUT_S = 60.0
@@ -229,7 +192,6 @@ class SessionRegistry:
         `daemons` are the addresses for session files.
         """
         self._ledger, self._daemons = ledger, daemons
-        self._restorer = SessionRestorer(ledger, daemons)
         self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
@@ -238,7 +200,8 @@ class SessionRegistry:
         """Time since which a session is open and not connected yet."""
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
-        self._rejected = RejectedSessions()
+        self._rejected: dict[str, str] = {}
+        """Why sessions are rejected whose rows are damaged, by id."""
         self._absent: deque[str] = deque(maxlen=MAX_ABSENT_RANKS)
         self._draining = False
 
@@ -249,7 +212,7 @@ class SessionRegistry:
         """
         for session_id in self._ledger.unfinished():
             try:
-                session = self._restorer.find(session_id)
+                session = restore_session(self._ledger, session_id, self._daemons)
                 if session is None:
                     raise CorruptedError("the ledger does not find the session by its id")
                 # While the tree is being repaired, pending frames wait as well.
@@ -264,15 +227,20 @@ class SessionRegistry:
 
     def give_up(self, session_id: str, error: Exception) -> None:
         """Reject a session from now on: its rows in the ledger cannot be used."""
+        reason = make_printable(
+            f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
+        )
+        _logger.error(reason, extra={"session": session_id})
         with self._lock:
             self._sessions.pop(session_id, None)
-            self._rejected.add(session_id, error)
+            self._rejected[session_id] = reason
 
     def findings(self) -> list[str]:
         """Return the rejected sessions and the ranks that never connected, a sentence each."""
         with self._lock:
             self._expire()
-            return [*self._rejected.findings(), *self._absent]
+            rejected = (f"{each}; its rank is rejected" for each in self._rejected.values())
+            return [*rejected, *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Open or resume the session of a rank; RejectedError or UnavailableError if impossible."""
@@ -322,7 +290,7 @@ class SessionRegistry:
             raise ForbiddenError(f"session {session_id!r}: its token does not match")
         return session
 
-    def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
+    def connect(self, session_id: str, token: bytes, listener: StreamMailbox) -> RankSession:
         """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
         with self._lock:
             session = self.check_token(session_id, token)
@@ -386,8 +354,10 @@ class SessionRegistry:
             raise UnavailableError("the agent is stopping and accepts no new sessions")
 
     def _find(self, session_id: str) -> RankSession | None:
-        self._rejected.check(session_id)
-        return self._sessions.get(session_id) or self._restorer.find(session_id)
+        if session_id in self._rejected:
+            raise RejectedError(f"{self._rejected[session_id]}; a new session is accepted")
+        known = self._sessions.get(session_id)
+        return known or restore_session(self._ledger, session_id, self._daemons)
 
     def _check_tree(self, request: SessionRequest, root: str) -> None:
         """Raise RejectedError when another rank of the job dumps into another tree."""
@@ -443,7 +413,7 @@ class SessionRegistry:
             f"rank {request.rank} (process {request.pid} on host {request.host}) opened its "
             "session and never connected: nothing of it is in the tree"
         )
-        _logger.warning(message, extra=build_log_fields(request))
+        log_about(_logger, request).warning(message)
         self._absent.append(message)
 
     def _forget_closed(self) -> None:
@@ -470,12 +440,8 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
         if not state_files.is_transient(error):
             raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
-            _logger.warning(
-                "rank %d: %s at present: %s",
-                request.rank,
-                message,
-                error,
-                extra=build_log_fields(request),
+            log_about(_logger, request).warning(
+                "rank %d: %s at present: %s", request.rank, message, error
             )
             raise UnavailableError(f"{message} at present: {error}") from None
         # Space may be freed while the job runs; until then its records are counted as dropped.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._core.log_once import LogOnce
 from rankdump._core.tree_session import DaemonAddresses
+from rankdumpd.agent.records import read_wall_clock_us
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.server.background_thread import BackgroundThread
@@ -53,11 +53,6 @@ def find_daemons(listen: str, coordinator: str, host: str | None = None) -> Daem
     return DaemonAddresses(find_client_address(listen, host), coordinator, host)
 
 
-def read_wall_clock_us() -> int:
-    """Return the time in microseconds since the epoch."""
-    return time.time_ns() // 1000
-
-
 class SessionFiles:
     """Session files of all trees of one agent; safe to use from several threads."""
 
@@ -74,7 +69,6 @@ class SessionFiles:
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[RankSession, int]] = {}
         """Sessions that may have changed, and when, by their ids."""
-        self._stopping = False
         self._failures = LogOnce(_logger)
         self._thread = BackgroundThread(self._run, "rankdumpd-session-files")
 
@@ -86,26 +80,26 @@ class SessionFiles:
 
     def start(self) -> None:
         """Start the thread."""
-        self._stopping = False
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
         """Write what waits, and stop; return whether that took no longer than `timeout_s`."""
+        self._thread.request_stop()
         with self._changed:
-            self._stopping = True
             self._changed.notify_all()
-        return self._thread.stop(timeout_s)
+        return self._thread.join(timeout_s)
 
     def _run(self) -> None:
         failed = False
         while True:
             with self._changed:
-                if failed and not self._stopping:
+                if failed and not self._thread.is_stopping:
                     self._changed.wait(RETRY_INTERVAL_S)
                 pause_s = END_INTERVAL_S if self._lost else None
-                self._changed.wait_for(lambda: self._waiting or self._stopping, pause_s)
+                self._changed.wait_for(lambda: self._waiting or self._thread.is_stopping, pause_s)
+                # Before the sessions are taken: what changes until the stop is written.
+                stopping = self._thread.is_stopping
                 waiting, self._waiting = self._waiting, {}
-                stopping = self._stopping
             failed = False
             for session_id, (session, changed_us) in waiting.items():
                 if not self._write(session, changed_us):

@@ -111,7 +111,7 @@ class RingReader:
         """
         self.slab = slab
         self._reader = SlabReader(slab)
-        self._intake, self._add_finding = intake, add_finding
+        self.intake, self._add_finding = intake, add_finding
         self._releases = ReleaseQueue(acknowledged)
         self._fault: RankdumpError | None = None
         self._abandoned_record = 0
@@ -139,7 +139,7 @@ class RingReader:
 
         Not within a chunked record: its released chunks are gone, and the rank resends all of it.
         """
-        broken = self._fault is not None or self._intake.within_record
+        broken = self._fault is not None or self.intake.within_record
         return not broken and self.slab.in_use()
 
     @property
@@ -149,16 +149,6 @@ class RingReader:
             return (self._reader.written - self._reader.released) / self._reader.ring_bytes
         except (CorruptedError, OSError):
             return 0.0
-
-    @property
-    def within_record(self) -> bool:
-        """Whether a part of the last record is missing."""
-        return self._intake.within_record
-
-    @property
-    def last_sequence(self) -> int:
-        """Number of the last frame that was handled; 0 before the first."""
-        return self._intake.last_sequence
 
     def read(self, announced: int) -> None:
         """Read up to the announced position, 0 for everything; RankdumpError for a fault."""
@@ -174,7 +164,7 @@ class RingReader:
         with self._reading:
             self._read_checked(self._reader.read_entries(), lost=COPY_FAILED)
             self._read_checked(self._reader.read_remaining_entries(), lost=TORN)
-            self._intake.cut_off(TORN)
+            self.intake.cut_off(TORN)
 
     def read_journal(self) -> bool:
         """Read the newest events of an exited rank; return whether its journal has them.
@@ -187,7 +177,7 @@ class RingReader:
             if events is None:
                 return False
             if len(events):
-                self._intake.handle_last_events(events)
+                self.intake.handle_last_events(events)
             return True
 
     def acknowledge(self, sequence: int) -> None:
@@ -203,7 +193,7 @@ class RingReader:
     def give_up(self) -> None:
         """Release the budget of a record that will never be complete."""
         with self._reading:
-            self._intake.release_budget()
+            self.intake.release_budget()
 
     def _read_checked(self, entries: Iterable[SlabEntry], *, lost: str) -> None:
         if self._fault:
@@ -223,12 +213,12 @@ class RingReader:
             for entry in entries:
                 self._handle_entry(entry, "" if entry.has_data else lost)
         finally:
-            self._intake.flush()
+            self.intake.flush()
             with self._releasing:
                 self._release()
 
     def _handle_entry(self, entry: SlabEntry, lost: str) -> None:
-        intake = self._intake
+        intake = self.intake
         frame = self._make_lost_frame(entry) if entry.is_corrupted else _parse_frame(entry)
         body, sequence = frame.WhichOneof("body"), frame.sequence
         pieced = body == "chunk"
@@ -258,8 +248,8 @@ class RingReader:
         number = entry.sequence
         _logger.error("slab %s: frame %d is corrupted", self.slab.path, number)
         self._add_finding("frames in its slab were corrupted")
-        if self._intake.within_record and number == self._intake.last_sequence:
-            self._intake.cut_off(CORRUPTED)
+        if self.intake.within_record and number == self.intake.last_sequence:
+            self.intake.cut_off(CORRUPTED)
             self._abandoned_record = number
         elif entry.mark:
             self._abandoned_record = number

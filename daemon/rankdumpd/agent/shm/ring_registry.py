@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rankdump._core.session_protocol import SlabPlace
@@ -19,7 +20,7 @@ from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
 from rankdumpd.agent.shm.slab_file import SlabFile, SlabMaker
 from rankdumpd.agent.shm.slab_folder import SlabFolder
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.logs import log_about
 
 CHECK_INTERVAL_S = 0.25
 SLAB_TIMEOUT_S = 2.0
@@ -70,17 +71,15 @@ class RingRegistry:
         intake: Callable[[RankSession], FrameIntake],
         live_sessions: Callable[[], int],
         changed: Callable[[RankSession], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slabs, self._intake = slabs, intake
         self._live_sessions, self._changed = live_sessions, changed
-        self._clock = clock
         self._lock = threading.Lock()
         self._rings: dict[str, _SessionRingEntry] = {}
         self._maker = SlabMaker(slabs.remove)
         self._expected: dict[str, _ExpectedSlab] = {}
         self._checking = threading.Lock()
-        self._thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
+        self.thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
 
     def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
@@ -133,22 +132,21 @@ class RingRegistry:
             return None
         if slab is None:
             with self._lock:
-                self._expected[request.session_id] = _ExpectedSlab(session, self._clock())
+                self._expected[request.session_id] = _ExpectedSlab(session, time.monotonic())
         return slab
 
     def restore_rings(self, sessions: Iterable[RankSession]) -> None:
         """Find the slabs of these sessions that an earlier process left."""
         for session in sessions:
-            slab = None
+            request, slab = session.request, None
             try:
-                request = session.request
                 slab = self._slabs.find(request.session_id, secret_hash=request.secret.hex())
                 if slab:
                     self._add_ring(session, slab)
             except RankdumpError as error:
                 _note_lost_slab(session, error)
                 if slab:
-                    self._slabs.remove(session.request.session_id, slab)
+                    self._slabs.remove(request.session_id, slab)
 
     def drop_unused(self, session: RankSession) -> None:
         """Remove a slab that its rank cannot map, as its frames on the stream show."""
@@ -156,17 +154,9 @@ class RingRegistry:
         if entry and not entry.ring.slab.in_use():
             self._drop(entry)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def fault(self) -> str:
-        """Return that the thread has ended, or an empty text."""
-        return self._thread.fault()
-
     def stop(self) -> None:
         """Stop the thread; may be called again."""
-        self._thread.stop()
+        self.thread.stop()
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
 
@@ -198,19 +188,17 @@ class RingRegistry:
                     return
                 except Exception:
                     request = entry.session.request
-                    _logger.exception(
-                        "checking the slab of session %s failed",
-                        request.session_id,
-                        extra=build_log_fields(request),
+                    log_about(_logger, request).exception(
+                        "checking the slab of session %s failed", request.session_id
                     )
 
     def _run(self) -> None:
-        while not self._thread.wait(CHECK_INTERVAL_S):
+        while not self.thread.wait(CHECK_INTERVAL_S):
             self.check_rings()
 
     def _drop_unwanted(self) -> None:
         """Remove slabs that were made for ranks that did not fetch them."""
-        now_s, expected = self._clock(), list(self._expected.items())
+        now_s, expected = time.monotonic(), list(self._expected.items())
         making = set(self._maker.sessions())
         for session_id, each in expected:
             session = each.session
@@ -230,7 +218,7 @@ class RingRegistry:
         entry.mapped = entry.mapped or in_use or entry.ring.begun
         if session.live:
             return
-        was_used = entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
+        was_used = entry.mapped or time.monotonic() - entry.since_s > LOCK_TIMEOUT_S
         if was_used and not entry.read and not session.closed and not in_use:
             self._read_remains(entry)
         if session.idle and (entry.read or session.closed):
@@ -243,23 +231,13 @@ class RingRegistry:
     def _read_remains(self, entry: _SessionRingEntry) -> None:
         session = entry.session
         request = session.request
-        _logger.info(
-            "rank %d has exited: reading the rest of its slab",
-            request.rank,
-            extra=build_log_fields(request),
+        log_about(_logger, request).info(
+            "rank %d has exited: reading the rest of its slab", request.rank
         )
-        try:
+        with _noting_losses(session):
             entry.ring.read_remains()
-        except UnavailableError:
-            raise
-        except RankdumpError as error:
-            _note_lost_slab(session, error)
-        try:
+        with _noting_losses(session):
             entry.last_events_known = entry.ring.read_journal()
-        except UnavailableError:
-            raise
-        except RankdumpError as error:
-            _note_lost_slab(session, error)
         entry.read = True
         session.mark_lost()
         self._changed(session)
@@ -275,7 +253,7 @@ class RingRegistry:
         )
         with self._lock:
             self._rings[session.request.session_id] = _SessionRingEntry(
-                session, ring, self._clock()
+                session, ring, time.monotonic()
             )
         session.attach_ring(ring)
 
@@ -297,7 +275,18 @@ def _note_stream_only(session: RankSession, fault: str) -> None:
     )
 
 
+@contextmanager
+def _noting_losses(session: RankSession) -> Generator[None]:
+    """Note what cannot be read of a slab; UnavailableError says that it can be, later."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except RankdumpError as error:
+        _note_lost_slab(session, error)
+
+
 def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
     sentence = f"rank {session.request.rank}: the rest of its slab is lost: {error}"
-    _logger.warning(sentence, extra=build_log_fields(session.request))
+    log_about(_logger, session.request).warning(sentence)
     session.add_finding(sentence)

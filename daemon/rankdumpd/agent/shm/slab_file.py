@@ -10,6 +10,7 @@ take longer than a rank waits for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -94,13 +95,11 @@ class SlabFile:
         if self._file is None:
             return
         mine = os.fstat(self._file.number)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             found = self.path.lstat()
             # The path may belong to another slab of the session by now.
             if (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino):
                 self.path.unlink()
-        except FileNotFoundError:
-            pass
         self.close()
 
     @property

@@ -310,9 +310,4 @@ def _is_in_use(path: Path) -> bool:
         slab = open_slab(path)
     except OSError:
         return False
-    if slab is None:
-        return False
-    try:
-        return slab.in_use()
-    finally:
-        slab.close()
+    return slab is not None and slab.in_use()

@@ -125,14 +125,10 @@ class BaselineIndex:
         self._max_records, self._max_iterations = max_records, max_iterations
         self._held: OrderedDict[_Place, _IterationDigests | BaselineProblem] = OrderedDict()
         self._listings: OrderedDict[tuple[str, str], _Listing] = OrderedDict()
+        self.held_records = 0
+        """Tensors whose digests are in memory."""
         self._lock = threading.Lock()
         self._place_locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
-
-    @property
-    def held_records(self) -> int:
-        """Tensors whose digests are in memory."""
-        with self._lock:
-            return sum(_count_records(each) for each in self._held.values())
 
     def find(
         self,
@@ -179,11 +175,11 @@ class BaselineIndex:
     ) -> _IterationDigests | BaselineProblem:
         with self._lock:
             self._held[place] = found
-            count = sum(map(_count_records, self._held.values()))
+            self.held_records += _count_records(found)
             while len(self._held) > 1 and (
-                count > self._max_records or len(self._held) > self._max_iterations
+                self.held_records > self._max_records or len(self._held) > self._max_iterations
             ):
-                count -= _count_records(self._held.popitem(last=False)[1])
+                self.held_records -= _count_records(self._held.popitem(last=False)[1])
         return found
 
     def _read(self, place: _Place) -> _IterationDigests | BaselineProblem:

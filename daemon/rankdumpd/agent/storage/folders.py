@@ -32,6 +32,10 @@ class OutsideRootError(OSError):
     """A folder of the tree leads out of it."""
 
 
+ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
+"""Errors for a file or folder that is not in the tree, or no longer."""
+
+
 class _OpenFolder(NamedTuple):
     """An open folder with its device and inode."""
 
@@ -131,18 +135,17 @@ class TreeFolders:
         try:
             opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
         except NotADirectoryError:
-            if parent is not None and _is_link(name, parent):
-                message = f"a symbolic link is in the place of a folder below {self._root}"
-                raise OutsideRootError(errno.EXDEV, message, name) from None
+            if parent is not None:
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode):
+                    message = f"a symbolic link is in the place of a folder below {self._root}"
+                    raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
         status = os.fstat(opened.number)
         unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == UNFINISHED_MODE
         if unfinished and status.st_uid == os.geteuid() and self._mode != UNFINISHED_MODE:
-            number = os.open(name, LIST_FLAGS | follow, dir_fd=parent)
-            try:
-                os.fchmod(number, self._mode)
-            finally:
-                os.close(number)
+            readable = FileDescriptor(os.open(name, LIST_FLAGS | follow, dir_fd=parent))
+            os.fchmod(readable.number, self._mode)
         return opened
 
     def _open_root(self, make: bool) -> FileDescriptor:
@@ -173,12 +176,5 @@ class TreeFolders:
 
 def sync_folder(folder: FileDescriptor) -> None:
     """Make the names in a folder survive a power loss."""
-    number = os.open(".", LIST_FLAGS, dir_fd=folder.number)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _is_link(name: str, parent: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    readable = FileDescriptor(os.open(".", LIST_FLAGS, dir_fd=folder.number))
+    os.fsync(readable.number)

@@ -19,7 +19,7 @@ from rankdump._core.manifest import (
     make_fingerprint_name,
     make_manifest_name,
 )
-from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import sanitize_line, sanitize_name
 from rankdump._core.session_protocol import CallStacks, KernelArguments, SessionRequest
 from rankdump._core.status import IterationStatus
@@ -60,15 +60,17 @@ def render_configuration(plan: DumpPlan, device: int) -> bytes:
 
 def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
     selection, content = plan.selection, plan.content
+    operators, has_both_sides = selection.operators, selection.inputs and selection.outputs
+    patterns = (f"name-regex({pattern})" for pattern in operators.patterns)
     devices = (device,) if selection.devices is None else selection.devices
     common: dict[str, object] = {
-        "dump_mode": _find_dump_mode(selection),
+        "dump_mode": 2 if operators.marked else 0 if operators.everything else 1,
         "path": plan.output.root,
         "net_name": plan.output.net_name or UNNAMED_MODEL,
         "iteration": selection.iterations.text,
         "saved_data": content.saved,
-        "input_output": _find_sides(selection),
-        "kernels": _list_kernels(selection),
+        "input_output": 0 if has_both_sides else 1 if selection.inputs else 2,
+        "kernels": [*operators.names, *operators.types, *patterns],
         "support_device": list(devices),
         "op_debug_mode": _DEBUG_MODES[selection.trigger],
         "statistic_category": list(content.statistics),
@@ -94,24 +96,6 @@ def _make_e2e_settings(plan: DumpPlan) -> dict[str, object]:
     if content.sample_elements:
         settings["sample_num"] = content.sample_elements
     return settings
-
-
-def _find_dump_mode(selection: TensorSelection) -> int:
-    if selection.operators.marked:
-        return 2
-    return 0 if selection.operators.everything else 1
-
-
-def _find_sides(selection: TensorSelection) -> int:
-    if selection.inputs and selection.outputs:
-        return 0
-    return 1 if selection.inputs else 2
-
-
-def _list_kernels(selection: TensorSelection) -> list[str]:
-    operators = selection.operators
-    patterns = (f"name-regex({pattern})" for pattern in operators.patterns)
-    return [*operators.names, *operators.types, *patterns]
 
 
 ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"

@@ -155,7 +155,7 @@ class RecordWriter:
             record,
             self._layout.place_tensor(key, self._context, suffix),
             parts,
-            self._make_membership(key) if self._shares_timestamps else None,
+            self._find_membership(key),
             plain,
             cause if cause and is_stored_frame(parts[0]) else "",
         )
@@ -280,17 +280,8 @@ class RecordWriter:
                 logging.INFO, "writes copies because files cannot be linked", error, record
             )
             return None
-        return RecordOutcome(
-            record.frame_id,
-            record.head,
-            RecordStatus.LINKED,
-            path=place.path,
-            digest=record.digest,
-            row=self._table_format.format_record(record, place),
-            membership=self._make_membership(key) if self._shares_timestamps else None,
-            unpacked=original.unpacked,
-            fingerprint=record.fingerprint,
-        )
+        unpacked = original.unpacked
+        return self._refer(record, key, place, RecordStatus.LINKED, unpacked=unpacked)
 
     def compare(self, record: ReceivedRecord, root: str, index: BaselineIndex) -> BaselineMatch:
         """Return what the baseline at a root says of an examined record."""
@@ -329,16 +320,30 @@ class RecordWriter:
             self._names.write_mapping(place)
         except OSError:
             return None  # Storing it meets the error again, and counts it.
+        return self._refer(record, key, place, RecordStatus.SAME_AS_BASELINE, baseline=match)
+
+    def _refer(
+        self,
+        record: ReceivedRecord,
+        key: TensorKey,
+        place: FilePlace,
+        status: RecordStatus,
+        *,
+        unpacked: str = "",
+        baseline: BaselineMatch | None = None,
+    ) -> RecordOutcome:
+        """Return the outcome of a record whose elements a file has that was written before."""
         return RecordOutcome(
             record.frame_id,
             record.head,
-            RecordStatus.SAME_AS_BASELINE,
+            status,
             path=place.path,
             digest=record.digest,
             row=self._table_format.format_record(record, place),
-            membership=self._make_membership(key) if self._shares_timestamps else None,
+            membership=self._find_membership(key),
+            unpacked=unpacked,
             fingerprint=record.fingerprint,
-            baseline=match,
+            baseline=baseline,
         )
 
     def _make_key(self, head: RecordHead) -> TensorKey:
@@ -363,9 +368,10 @@ class RecordWriter:
             kind.argument if layout.api_files is not None else "",
         )
 
-    @staticmethod
-    def _make_membership(key: TensorKey) -> OperatorMembership:
-        """Return the place of a tensor with an npy file within its operator."""
+    def _find_membership(self, key: TensorKey) -> OperatorMembership | None:
+        """Return the place of a tensor with an npy file within its operator, if that counts."""
+        if not self._shares_timestamps:
+            return None
         return OperatorMembership(format_member(key.side, key.slot))
 
     def _find_written(

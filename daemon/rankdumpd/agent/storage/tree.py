@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -64,8 +65,7 @@ class RootedFolder:
 
     def stat(self, path: str) -> os.stat_result:
         """Return the status of a file; of a link, that of the link itself."""
-        folder, _, name = path.rpartition("/")
-        where = self._folders.open(folder)
+        where, name = self._locate(path)
         return os.stat(name, dir_fd=where.number, follow_symlinks=False)
 
     def open_file(self, path: str) -> FileDescriptor:
@@ -93,12 +93,9 @@ class RootedFolder:
     def listing(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, each with whether it is a folder; a link is not."""
         where = self._folders.open(folder)
-        number = os.open(".", LIST_FLAGS, dir_fd=where.number)
-        try:
-            with os.scandir(number) as items:
-                return {item.name: item.is_dir(follow_symlinks=False) for item in items}
-        finally:
-            os.close(number)
+        readable = FileDescriptor(os.open(".", LIST_FLAGS, dir_fd=where.number))
+        with os.scandir(readable.number) as items:
+            return {item.name: item.is_dir(follow_symlinks=False) for item in items}
 
     def read_link(self, folder: str, name: str) -> str:
         """Return the text of a link."""
@@ -113,6 +110,11 @@ class RootedFolder:
             return False
         with os.fdopen(descriptor, "rb") as file:
             return all(file.read(len(part)) == part for part in parts) and not file.read(1)
+
+    def _locate(self, path: str) -> tuple[FileDescriptor, str]:
+        """Return the folder of a path, and the name in it."""
+        folder, _, name = path.rpartition("/")
+        return self._folders.open(folder), name
 
     def _open(self, folder: str, name: str) -> int:
         where = self._folders.open(folder)
@@ -199,7 +201,7 @@ def rename_file(present: str, name: str, at: int) -> None:
     os.rename(present, name, src_dir_fd=at, dst_dir_fd=at)
 
 
-def rename_over_stamped(present: str, name: str, at: int, stamp: FileStamp) -> None:
+def rename_over_stamped(stamp: FileStamp, present: str, name: str, at: int) -> None:
     """Rename a file over one with this stamp; OSError when that was changed or removed."""
     if make_stamp(os.stat(name, dir_fd=at, follow_symlinks=False)) != stamp:
         raise OSError(errno.ESTALE, "the file was changed meanwhile", name)
@@ -219,9 +221,13 @@ def rename_without_replacing(present: str, name: str, at: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.stat(name, dir_fd=at, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
-        os.rename(present, name, src_dir_fd=at, dst_dir_fd=at)
+        rename_file(present, name, at)
         return
     discard_file(present, at)
+
+
+def _guard_rename(guard: RenameGuard, rename: FileRename) -> FileRename:
+    return lambda present, name, at: guard(partial(rename, present, name, at))
 
 
 def discard_file(name: str, folder: int) -> None:
@@ -280,12 +286,10 @@ class DumpTree(RootedFolder):
         Only one caller may use a mark at a time: a hidden file that a crash left is removed.
         FileExistsError when the name is taken and the file `replaces` no other.
         """
-
-        def fill(opened: int) -> None:
-            self._write(opened, parts)
-
         rename = rename_file if replaces else rename_without_replacing
-        return self._write_new_file(folder, name, mark, fill, rename)
+        return self._write_new_file(
+            folder, name, mark, lambda opened: self._write(opened, parts), rename
+        )
 
     def put_small_files(self, folder: str, files: Sequence[SmallFile]) -> list[FileStamp | OSError]:
         """Make files as `put` does when it replaces none, by one call where that is possible.
@@ -332,7 +336,8 @@ class DumpTree(RootedFolder):
         def fill(opened: int) -> None:
             self._write(opened, (head,))
             for piece in pieces:
-                self._copy_tail(piece, opened)
+                source = self.open_file(piece.path)
+                copy_tail(source.number, opened, piece.start, piece.length, self._write)
 
         return self._write_new_file(folder, name, mark, fill, rename_file)
 
@@ -356,9 +361,7 @@ class DumpTree(RootedFolder):
             fill(opened)
             os.utime(opened, ns=(present.modified_ns, present.modified_ns))
 
-        def rename(temporary: str, name: str, at: int) -> None:
-            guard(lambda: rename_over_stamped(temporary, name, at, present))
-
+        rename = _guard_rename(guard, partial(rename_over_stamped, present))
         where, stamp = self._write_file(folder, name, mark, fill_and_date, rename)
         if self._synced:
             sync_folder(where)
@@ -377,11 +380,7 @@ class DumpTree(RootedFolder):
 
         `guard` calls the function that it is given, or raises to leave everything as it is.
         """
-
-        def rename(temporary: str, name: str, at: int) -> None:
-            guard(lambda: rename_file(temporary, name, at))
-
-        return self._write_new_file(folder, name, mark, fill, rename)
+        return self._write_new_file(folder, name, mark, fill, _guard_rename(guard, rename_file))
 
     def move(self, path: str, name: str) -> None:
         """Rename a file in its folder; nothing is done when only the new name exists."""
@@ -411,8 +410,7 @@ class DumpTree(RootedFolder):
 
     def remove_folder(self, folder: str) -> None:
         """Remove an empty folder; OSError when it is not empty or does not exist."""
-        above, _, name = folder.rpartition("/")
-        where = self._folders.open(above)
+        where, name = self._locate(folder)
         os.rmdir(name, dir_fd=where.number)
         if self._synced:
             sync_folder(where)
@@ -443,12 +441,8 @@ class DumpTree(RootedFolder):
         guard: RenameGuard,
     ) -> None:
         """Replace a file atomically by a link to another one; otherwise as `rewrite`."""
-        folder, _, name = path.rpartition("/")
-        where = self._folders.open(folder)
-
-        def rename(temporary: str, name: str, at: int) -> None:
-            guard(lambda: rename_over_stamped(temporary, name, at, present))
-
+        where, name = self._locate(path)
+        rename = _guard_rename(guard, partial(rename_over_stamped, present))
         self._link_file(original, where, name, mark, rename)
         if self._synced:
             sync_folder(where)
@@ -461,8 +455,7 @@ class DumpTree(RootedFolder):
         mark: str,
         rename: FileRename,
     ) -> None:
-        above, _, present = original.path.rpartition("/")
-        source = self._folders.open(above)
+        source, present = self._locate(original.path)
         temporary, at = f".{mark}.tmp", where.number
         ends = {"src_dir_fd": source.number, "dst_dir_fd": at}
         try:
@@ -600,14 +593,6 @@ class DumpTree(RootedFolder):
                 if status.st_ino == stamp.inode:
                     os.unlink(name, dir_fd=where.number)
             raise
-
-    def _copy_tail(self, piece: FileTail, target: int) -> None:
-        folder, _, name = piece.path.rpartition("/")
-        source = self._open(folder, name)
-        try:
-            copy_tail(source, target, piece.start, piece.length, self._write)
-        finally:
-            os.close(source)
 
     def _fill_and_close(
         self,

@@ -12,29 +12,30 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.manifest import make_manifest_name
 from rankdump._core.plan import DumpPlan
+from rankdump._core.session_protocol import SessionRequest
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
-from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
+from rankdump.errors import RankdumpError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifest, UnindexedSession
 from rankdumpd.agent.limits.admission import compute_floor_bytes
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
-from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
+from rankdumpd.agent.records import read_wall_clock_us
+from rankdumpd.agent.session.registry import (
+    UNUSABLE_ROW_ERRORS,
+    SessionRegistry,
+    read_stored_session,
+)
 from rankdumpd.agent.storage.tree_lock import TreeLock
 from rankdumpd.agent.table.table_process import TableAnswer, TableProcess, TableRequest
-from rankdumpd.agent.table.window_decision import (
-    DISK_FULL,
-    WINDOW_RECORDS,
-    WaitingRows,
-    decide_window,
-)
 from rankdumpd.server import state_files
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
@@ -48,16 +49,57 @@ _REQUIRED_MODULE = "pyarrow"
 _logger = logging.getLogger(__name__)
 
 
-def _read_clock_us() -> int:
-    return time.time_ns() // 1000
+WINDOW_RECORDS = 125_000
+"""Records of a full window: a few megabytes of Parquet."""
+DISK_FULL = "disk_full"
+"""Reason that people are told: the others pass by themselves."""
+WINDOW_AGE_S = 60.0
+"""Longest time for which rows wait while their job goes on."""
+
+
+class WaitingRows(NamedTuple):
+    """What of a tree is not in its table yet."""
+
+    records: int
+    since_us: int
+    """Age of the oldest manifest, since the epoch."""
+    is_job_over: bool
+    """Whether no rank writes to the tree any more."""
+    is_disk_full: bool
+    """Whether tensors are dropped because the disk has too little space."""
+
+
+class WindowDecision(NamedTuple):
+    """Whether rows are written now, and why, or why not."""
+
+    is_due: bool
+    reason: str
+
+
+def decide_window(rows: WaitingRows, *, now_us: int, is_finishing: bool) -> WindowDecision:
+    """Decide on the rows of a tree at a time since the epoch.
+
+    `is_finishing` means that no later process of the agent would write them.
+
+    >>> decide_window(WaitingRows(10, 0, False, False), now_us=30_000_000, is_finishing=False)
+    WindowDecision(is_due=False, reason='window_open')
+    """
+    if rows.is_disk_full:
+        return WindowDecision(False, DISK_FULL)
+    if rows.records >= WINDOW_RECORDS:
+        return WindowDecision(True, "window_full")
+    if is_finishing or rows.is_job_over:
+        return WindowDecision(True, "job_over")
+    if now_us - rows.since_us >= WINDOW_AGE_S * 1e6:
+        return WindowDecision(True, "window_old")
+    return WindowDecision(False, "window_open")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
     """Where the manifests of a session are."""
 
-    job_id: str
-    rank: int
+    request: SessionRequest
     plan: DumpPlan
 
     @property
@@ -67,9 +109,9 @@ class SessionPlace:
 
     def find_manifest(self, session_id: str, iteration: int) -> tuple[str, int, int]:
         """Return the path of a manifest below the root, its rank and iteration."""
-        folder = LAYOUTS[self.plan.output.layout].rank_folder(self.rank)
+        folder = LAYOUTS[self.plan.output.layout].rank_folder(self.request.rank)
         name = make_manifest_name(iteration, session_id)
-        return f"{folder}/{MANIFEST_FOLDER}/{name}", self.rank, iteration
+        return f"{folder}/{MANIFEST_FOLDER}/{name}", self.request.rank, iteration
 
 
 @dataclass(slots=True)
@@ -79,14 +121,6 @@ class WaitingTree:
     place: SessionPlace
     """Of one of its sessions."""
     sessions: list[UnindexedSession] = field(default_factory=list[UnindexedSession])
-
-
-@dataclass(frozen=True, slots=True)
-class _TableBatch:
-    """Manifests of one request, and their rows in the ledger."""
-
-    request: TableRequest
-    rows: Sequence[UnindexedManifest]
 
 
 class TableWriter:
@@ -100,7 +134,7 @@ class TableWriter:
         *,
         is_wanted: bool,
         counters: MetricCounters,
-        now_us: Callable[[], int] = _read_clock_us,
+        now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
         """Without `is_wanted`, or without pyarrow, it does nothing."""
         self._ledger, self._registry, self._limits = ledger, registry, limits
@@ -111,8 +145,7 @@ class TableWriter:
         """Why rows wait longer than they should, by tree; under an empty name for all of them."""
         self._places: dict[str, SessionPlace | None] = {}
         """Of sessions with rows; None for one that can have none."""
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._work = threading.Event()
         self._process: TableProcess | None = None
         self._is_finishing = self._is_idle = False
@@ -145,7 +178,7 @@ class TableWriter:
         """Leave all other rows to the next process; return whether the thread has ended."""
         self._thread.request_stop()
         self._work.set()
-        with self._lock:
+        with self._changed:
             if self._process is not None:
                 self._process.kill()
         return self._thread.join(timeout_s)
@@ -208,13 +241,9 @@ class TableWriter:
     def _find_place(self, session_id: str) -> SessionPlace | None:
         """Return the place of a session; None for one that the ledger does not know."""
         try:
-            row = self._ledger.find(session_id)
-            plan = read_checked_plan(row.request) if row is not None else None
-        except (CorruptedError, ProtocolError, RejectedError):
+            return SessionPlace(*read_stored_session(self._ledger, session_id))
+        except UNUSABLE_ROW_ERRORS:
             return None
-        if row is None or plan is None:
-            return None
-        return SessionPlace(row.request.job_id, row.request.rank, plan)
 
     def _drop(self, session: UnindexedSession) -> None:
         while rows := self._ledger.unindexed.list_manifests(session.session_id, MAX_MANIFESTS):
@@ -222,7 +251,7 @@ class TableWriter:
 
     def _measure(self, tree: WaitingTree) -> WaitingRows:
         root = tree.place.root
-        usage = self._limits.usage_at(Path(root), tree.place.job_id)
+        usage = self._limits.usage_at(Path(root), tree.place.request.job_id)
         return WaitingRows(
             sum(each.records for each in tree.sessions),
             min(each.since_us for each in tree.sessions),
@@ -236,21 +265,21 @@ class TableWriter:
 
     def _write_tree(self, tree: WaitingTree) -> bool:
         """Write the oldest rows of a tree; return whether that succeeded."""
-        batch = self._make_batch(tree)
-        answer = self._ask(batch)
-        root = tree.place.root
+        request, rows = self._make_request(tree)
+        answer, root = self._ask(request), tree.place.root
         if answer.error:
             self._retries.postpone(root, now_s=time.monotonic())
             self._note_problem(root, f"{root}: {answer.error}")
             return False
         for problem in answer.problems:
             _logger.error("table of statistics: %s", problem)
-        self._ledger.unindexed.delete(batch.rows)
+        self._ledger.unindexed.delete(rows)
         self._counters.add("rankdump_agent_table_rows_total", answer.rows)
         self._note_success(root)
         return True
 
-    def _make_batch(self, tree: WaitingTree) -> _TableBatch:
+    def _make_request(self, tree: WaitingTree) -> tuple[TableRequest, list[UnindexedManifest]]:
+        """Return a request for the oldest rows of a tree, and these rows."""
         rows: list[UnindexedManifest] = []
         manifests: list[tuple[str, int, int]] = []
         records = 0
@@ -267,22 +296,22 @@ class TableWriter:
         request = TableRequest(
             output.root, output.file_mode, output.folder_mode, is_synced, manifests
         )
-        return _TableBatch(request, rows)
+        return request, rows
 
-    def _ask(self, batch: _TableBatch) -> TableAnswer:
+    def _ask(self, request: TableRequest) -> TableAnswer:
         """Let a process write rows, while no repair of the tree runs."""
-        lock = TreeLock(batch.request.open_tree())
+        lock = TreeLock(request.open_tree())
         try:
             lock.acquire(make=False)
-            with self._lock:
+            with self._changed:
                 if self._thread.is_stopping:
                     return TableAnswer(error="the agent is stopping")
                 process = self._process = TableProcess(is_idle=not self._is_finishing)
             try:
-                return process.write(batch.request)
+                return process.write(request)
             finally:
                 process.close()
-                with self._lock:
+                with self._changed:
                     self._process = None
         except OSError as error:
             return TableAnswer(error=error.strerror or str(error))

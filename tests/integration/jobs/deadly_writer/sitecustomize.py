@@ -25,8 +25,8 @@ if any("table_process" in word for word in sys.orig_argv):
         make_deadly(os, each, number, victims)
     make_deadly(fcntl, "flock", number, victims)
 else:
-    from rankdumpd.agent.table import table_writer, window_decision
+    from rankdumpd.agent.table import table_writer
 
     table_writer.CHECK_INTERVAL_S = 0.05
     if number != FIRST:
-        window_decision.WINDOW_RECORDS = 6
+        table_writer.WINDOW_RECORDS = 6

@@ -12,11 +12,10 @@ from rankdumpd.agent.blackbox.freeze_decision import (
     MIN_SILENCE_S,
     MIN_WAIT_S,
     ROW_TREE_BYTES,
-    FreezeAction,
     FreezeFacts,
     compute_tree_bytes,
     compute_wait_s,
-    decide_freeze,
+    find_refusal,
     is_dead,
     is_silent,
     is_wait_over,
@@ -26,40 +25,34 @@ SETTINGS = BlackBoxSettings(steps=8, pause_s=60.0, max_bytes=1000 * ROW_TREE_BYT
 
 
 @pytest.mark.parametrize(
-    ("facts", "action", "words"),
+    ("facts", "words"),
     [
-        ({}, FreezeAction.FREEZE, ""),
-        ({"steps": 0}, FreezeAction.REFUSE, "no step yet"),
-        ({"steps": 0, "last_iteration": 2}, FreezeAction.REFUSE, "no step since the last freeze"),
-        ({"open_iteration": 6}, FreezeAction.APPEND, "iteration 6 is under way"),
-        ({"open_iteration": 7, "steps": 0}, FreezeAction.APPEND, "is under way"),
+        ({"steps": 0}, "no step yet"),
+        ({"steps": 0, "last_iteration": 2}, "no step since the last freeze"),
         (
             {"last_iteration": 3, "last_s": 70.0, "last_root": "/d/3"},
-            FreezeAction.REFUSE,
             "30 s ago at iteration 3: /d/3; the next freeze is possible in 30 s",
         ),
-        ({"last_iteration": 3, "last_s": 40.0}, FreezeAction.FREEZE, ""),
-        ({"last_iteration": 7, "last_s": -9e9}, FreezeAction.REFUSE, "frozen already at iteration"),
-        ({"tree_bytes": 400_000}, FreezeAction.FREEZE, ""),
-        ({"tree_bytes": 400_001}, FreezeAction.REFUSE, "blackbox.max_bytes"),
-        (
-            {"tree_bytes": 1, "frozen_bytes": 1000 * ROW_TREE_BYTES},
-            FreezeAction.REFUSE,
-            "remove some",
-        ),
-        ({"shortage": "disk_low"}, FreezeAction.REFUSE, "no room (disk_low)"),
+        ({"last_iteration": 7, "last_s": -9e9}, "frozen already at iteration"),
+        ({"tree_bytes": 400_001}, "blackbox.max_bytes"),
+        ({"tree_bytes": 1, "frozen_bytes": 1000 * ROW_TREE_BYTES}, "remove some"),
+        ({"shortage": "disk_low"}, "no room (disk_low)"),
     ],
 )
-def test_decision_has_a_reason(facts, action, words):
-    verdict = decide_freeze(FreezeFacts(SETTINGS, 7, **({"steps": 5} | facts)), 100.0)
-    assert verdict.action is action
-    assert words in verdict.reason
-    assert bool(verdict.reason) == (action is not FreezeAction.FREEZE)
+def test_refusal_has_a_reason(facts, words):
+    assert words in find_refusal(FreezeFacts(SETTINGS, 7, **({"steps": 5} | facts)), 100.0)
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"last_iteration": 3, "last_s": 40.0}, {"tree_bytes": 400_000}]
+)
+def test_cause_without_a_refusal_freezes(facts):
+    assert not find_refusal(FreezeFacts(SETTINGS, 7, steps=5, **facts), 100.0)
 
 
 def test_no_limit_of_bytes_refuses_nothing():
     facts = FreezeFacts(BlackBoxSettings(8, max_bytes=0), 7, steps=1, tree_bytes=1 << 50)
-    assert decide_freeze(facts, 0.0).action is FreezeAction.FREEZE
+    assert not find_refusal(facts, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -113,5 +106,5 @@ def test_tensors_in_full_count_for_the_limit_of_bytes():
     assert compute_tree_bytes(1000, 0, 0) == SETTINGS.max_bytes
     coming = compute_tree_bytes(10, 3, 1 << 20)
     assert 1 << 20 < coming < (1 << 20) + 3 * 10_000 + 10 * 1024
-    verdict = decide_freeze(FreezeFacts(SETTINGS, 7, steps=5, tree_bytes=coming), 0.0)
-    assert "blackbox.max_bytes" in verdict.reason
+    facts = FreezeFacts(SETTINGS, 7, steps=5, tree_bytes=coming)
+    assert "blackbox.max_bytes" in find_refusal(facts, 0.0)

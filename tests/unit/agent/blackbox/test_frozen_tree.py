@@ -28,9 +28,13 @@ from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
 from rankdump.reader import status_of, walk
 from rankdumpd.agent.blackbox import raw_freeze
-from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
+from rankdumpd.agent.blackbox.frozen_tree import (
+    RETRY_INTERVAL_S,
+    FrozenTreeWriter,
+    RawBacklog,
+    measure_frozen_trees,
+)
 from rankdumpd.agent.blackbox.pulse_rows import TensorDetail, iter_table_rows
-from rankdumpd.agent.blackbox.raw_backlog import RETRY_INTERVAL_S, RawBacklog
 from rankdumpd.agent.blackbox.raw_freeze import FrozenRing, RawFreezeFolder
 from rankdumpd.agent.session.registry import read_checked_plan
 from rankdumpd.agent.storage.tree import DumpTree

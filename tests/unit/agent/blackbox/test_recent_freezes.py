@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rankdump._core.black_box import FaultKind
 from rankdump._core.freeze_record import FreezeReach, FrozenCause, JobFreeze, RelayedFreeze
-from rankdumpd.agent.blackbox import recent_freezes
-from rankdumpd.agent.blackbox.recent_freezes import REPORTED_S, RecentFreezes
+from rankdumpd.agent.blackbox import freeze_state
+from rankdumpd.agent.blackbox.freeze_state import REPORTED_S, RecentFreezes
 
 
 class HandClock:
@@ -46,7 +46,7 @@ def test_freeze_of_the_coordinator_is_new_once_and_its_reach_is_the_last(monkeyp
     assert recent.note_relayed(RelayedFreeze(freeze(3), FreezeReach(4, 2))) == (False, [])
     assert recent.find_reach(freeze(3).key) == FreezeReach(4, 2)
     assert recent.find_reach(freeze(4).key) == FreezeReach()
-    monkeypatch.setattr(recent_freezes, "MAX_RELAYED", 2)
+    monkeypatch.setattr(freeze_state, "MAX_RELAYED", 2)
     for iteration in (4, 5):
         assert recent.note_relayed(RelayedFreeze(freeze(iteration)))[0]
     assert recent.find_reach(freeze(3).key) == FreezeReach()

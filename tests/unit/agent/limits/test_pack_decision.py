@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rankdumpd.agent.limits.admission import DiskSpace, ResourcePolicy, ResourceUsage
-from rankdumpd.agent.limits.pack_decision import (
+from rankdumpd.agent.limits.admission import (
+    DiskSpace,
+    ResourcePolicy,
+    ResourceUsage,
     StorePressure,
     compute_bytes_left,
     decide_packing,

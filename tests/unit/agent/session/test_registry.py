@@ -12,9 +12,9 @@ from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
 from rankdump.errors import ExhaustedError, RejectedError, UnavailableError
-from rankdumpd.agent.ingress.push_stream import StreamMailbox
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import QuietRank
+from rankdumpd.agent.session.rank_session import StreamMailbox
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.metrics import MetricCounters
 

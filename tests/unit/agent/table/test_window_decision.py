@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdumpd.agent.table.window_decision import (
+from rankdumpd.agent.table.table_writer import (
     WINDOW_AGE_S,
     WINDOW_RECORDS,
     WaitingRows,
