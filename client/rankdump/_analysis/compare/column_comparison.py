@@ -53,6 +53,8 @@ _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _Flags: TypeAlias = "npt.NDArray[np.bool_]"
 _FixedParts: TypeAlias = "tuple[TensorSide, int, str, str, tuple[int, ...]]"
 """What tensors of one place of a structure have in common."""
+_CallFacts: TypeAlias = "tuple[int, PairingRule, str, str, str, bool]"
+"""What a row says of its calls, from `ComparisonRow.position` to `backward`."""
 _SIDES = (TensorSide.INPUT, TensorSide.OUTPUT)
 _STRUCTURE = ("name", "op_type", "argument", "dtype", "shape", "layout")
 _WORD_BITS = 62
@@ -95,21 +97,10 @@ class _CallType(NamedTuple):
     op_type: str
 
 
-class _PairHead(NamedTuple):
-    """What a row says of its calls."""
-
-    position: int
-    rule: PairingRule
-    op_type: str
-    name_a: str
-    name_b: str
-    backward: bool
-
-
 class _PairingPlan(NamedTuple):
     """Pairs of tensors of two structures: their places in both programs, -1 for none."""
 
-    heads: list[_PairHead]
+    calls: list[_CallFacts]
     a: _Numbers
     b: _Numbers
 
@@ -142,16 +133,16 @@ def compare_columns(
     for (own, other), plan in zip(places, plans, strict=True):
         left, right = sides[0].build_tensors(own), sides[1].build_tensors(other)
         at: tuple[list[int], list[int]] = plan.a.tolist(), plan.b.tolist()
-        pairs = zip(plan.heads, *at, strict=True)
+        pairs = zip(plan.calls, *at, strict=True)
         rows += [
             ComparisonRow(
                 own.rank,
                 own.iteration,
-                *head,
+                *facts,
                 TensorPair(left[at_a] if at_a >= 0 else None, right[at_b] if at_b >= 0 else None),
                 next(outcomes),
             )
-            for head, at_a, at_b in pairs
+            for facts, at_a, at_b in pairs
         ]
     return rows
 
@@ -163,15 +154,13 @@ def _place_rows(parts: Sequence[tuple[_Numbers, int]]) -> _Numbers:
 
 
 def _plan_pairs(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> _PairingPlan:
-    (located,) = pair_program_tensors([(a, b)], settings)
-    unread = PairOutcome(TensorVerdict.UNKNOWN)
-    heads = [_PairHead(*each.make_row(unread)[2:8]) for each in located]
+    rows = pair_program_tensors([(a, b)], settings)
     seen = [
-        [-1 if tensor is None else tensor.seen_order for tensor in (each.pair.a, each.pair.b)]
-        for each in located
+        [-1 if tensor is None else tensor.seen_order for tensor in (row.pair.a, row.pair.b)]
+        for row in rows
     ]
     both = np.array(seen, np.int64).reshape(-1, 2)
-    return _PairingPlan(heads, both[:, 0], both[:, 1])
+    return _PairingPlan([row[2:8] for row in rows], both[:, 0], both[:, 1])
 
 
 class _ColumnSide:

@@ -39,11 +39,11 @@ from rankdump._analysis.compare.pair_comparison import (
     mark_group_unreadable,
 )
 from rankdump._analysis.compare.report import (
+    NOT_COMPARED,
     ComparisonSettings,
     DumpedTensor,
     PairOutcome,
     TensorPair,
-    TensorVerdict,
 )
 from rankdump.errors import ConfigError, UnavailableError, UnsupportedError
 
@@ -267,7 +267,7 @@ class _OutcomeCollector:
     """Collects outcomes as they come."""
 
     def __init__(self, total: int, progress: ComparisonProgress | None) -> None:
-        self.outcomes = [PairOutcome(TensorVerdict.UNKNOWN)] * total
+        self.outcomes = [NOT_COMPARED] * total
         self._count, self._progress = 0, progress
 
     def __call__(self, answers: GroupOutcomes) -> None:

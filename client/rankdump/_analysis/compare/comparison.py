@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -41,7 +42,9 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     ElementTolerances,
     NamedTolerance,
+    PairOutcome,
     ProgramPlace,
+    TensorPair,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
@@ -57,6 +60,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+PairsComparer: TypeAlias = Callable[[Sequence[TensorPair], ComparisonSettings], list[PairOutcome]]
+"""`compare_pairs` in some processes."""
+_GivenDump: TypeAlias = "tuple[Dump, Mapping[str, int | None]]"
+"""A dump, with the filters that are its own."""
 _RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
@@ -121,14 +128,14 @@ def compare(
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
-    pool = processes, dask, progress
-    report = None if unshard else _compare_tables(given, filters, settings, notes, *pool)
+    compare_all = partial(compare_pairs, processes=processes, dask=dask, progress=progress)
+    report = None if unshard else _compare_tables(given, filters, settings, notes, compare_all)
     if report is None:
         sides, is_joined = _select_sides(given, filters, unshard, notes)
         by_rounding = is_joined and rtol is None and atol is None and not noise
         labels = tuple(map(_name_noise, sides[2:]))
         settings = replace(settings, noise=labels, by_rounding=by_rounding)
-        rows, places = _compare_sides(sides, settings, notes, *pool)
+        rows, places = _compare_sides(sides, settings, notes, compare_all)
         report = _build_report(sides, settings, rows, places, is_joined=is_joined)
     seconds = time.monotonic() - started
     return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
@@ -189,13 +196,11 @@ def _compare_cards(
 
 
 def _compare_tables(
-    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    given: Sequence[_GivenDump],
     common: Filters,
     settings: ComparisonSettings,
     notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> ComparisonReport | None:
     """Return a report without its notes and time, where both sides have so many statistics without
     tensors that columns are worth their start; else None. Iterations with tensors are compared as
@@ -233,11 +238,11 @@ def _compare_tables(
         ]
         rows = compare_columns(*columns, pairs, settings)
     others = [each for each in programs if each[0].iteration in filed]
-    rows += _measure_programs(others, settings, processes, dask, progress)
+    rows += measure_programs(others, settings, compare_all)
     return _build_report(sides, settings, *_finish_rows(rows, programs))
 
 
-def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -> bool:
+def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
     """Return whether two whole dumps are compared that have many tensors without files."""
     selected = [number for _, own in given for number in own.values() if number is not None]
     if len(given) > 2 or selected or any(dump.is_filtered for dump, _ in given):
@@ -263,23 +268,20 @@ def _compare_sides(
     sides: Sequence[_DumpSide],
     settings: ComparisonSettings,
     notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> _RowsAndPlaces:
     """Return the rows of the first two sides, judged by the noise runs behind them, and the places
     of b by those of a where they differ.
     """
     left, right, *noises = sides
-    options = processes, dask, progress
-    rows, places = _compare_programs(left, right, settings, notes, *options)
-    found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
+    rows, places = _compare_programs(left, right, settings, notes, compare_all)
+    found = [_compare_programs(side, right, settings, [], compare_all)[0] for side in noises]
     rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
     return mark_undecided_rows(rows, left.coverage, right.coverage), places
 
 
 def _select_sides(
-    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    given: Sequence[_GivenDump],
     common: Filters,
     unshard: bool | None,
     notes: list[str],
@@ -357,14 +359,16 @@ def _make_tolerances(
 
 
 def _make_named_tolerances(given: Mapping[str, float | str]) -> tuple[NamedTolerance, ...]:
+    found: list[NamedTolerance] = []
     for pattern, error in given.items():
-        if error != ROUNDING and not (isinstance(error, (int, float)) and 0 <= error < math.inf):
+        if error == ROUNDING:
+            found.append(NamedTolerance(pattern, None))
+        elif isinstance(error, (int, float)) and 0 <= error < math.inf:
+            found.append(NamedTolerance(pattern, error))
+        else:
             allowed = f"a relative error of 0 or more, or {ROUNDING!r}"
             raise ConfigError("compare", f"tolerance of {pattern!r}", error, allowed)
-    return tuple(
-        NamedTolerance(pattern, None if isinstance(error, str) else error)
-        for pattern, error in given.items()
-    )
+    return tuple(found)
 
 
 def _make_settings(
@@ -384,19 +388,13 @@ def _make_settings(
 
 def _open_dumps(
     sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
-) -> list[tuple[Dump, Mapping[str, int | None]]]:
+) -> list[_GivenDump]:
     """Return the dumps of sources with their filters; a path that is given twice is walked once."""
-    opened: dict[str, Dump] = {}
-    found: list[tuple[Dump, Mapping[str, int | None]]] = []
-    for source, own in sources:
-        if isinstance(source, Dump):
-            found.append((source, own))
-            continue
-        path = fspath(source)
-        if path not in opened:
-            opened[path] = open_dump(path)
-        found.append((opened[path], own))
-    return found
+    open_once = cache(open_dump)
+    return [
+        (source if isinstance(source, Dump) else open_once(fspath(source)), own)
+        for source, own in sources
+    ]
 
 
 def _select_side(
@@ -454,29 +452,24 @@ def _compare_programs(
     b: _DumpSide,
     settings: ComparisonSettings,
     notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> _RowsAndPlaces:
     """Return the rows of a report, and the places of b by those of a where they differ."""
     programs = _pair_sides(a, b, notes)
-    rows = _measure_programs(programs, settings, processes, dask, progress)
+    rows = measure_programs(programs, settings, compare_all)
     return _finish_rows(rows, programs)
 
 
-def _measure_programs(
+def measure_programs(
     programs: Sequence[tuple[DumpedProgram, DumpedProgram]],
     settings: ComparisonSettings,
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> list[ComparisonRow]:
+    """Return the rows of the tensors of pairs of programs, in execution order."""
     with collector_paused():
-        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
-    measured = compare_pairs(
-        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
-    )
-    return [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+        rows = pair_program_tensors(programs, settings)
+    outcomes = compare_all([row.pair for row in rows], settings)
+    return [row._replace(outcome=each) for row, each in zip(rows, outcomes, strict=True)]
 
 
 def _pair_sides(

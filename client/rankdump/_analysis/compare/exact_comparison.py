@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.comparison import measure_programs
 from rankdump._analysis.compare.origin_search import ComparedDumps, find_origins
 from rankdump._analysis.compare.programs import add_fingerprints, read_programs
 from rankdump._analysis.compare.report import (
@@ -24,7 +26,7 @@ from rankdump._analysis.compare.report import (
     ElementTolerances,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.compare.tensor_pairs import pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.tree_walk import collector_paused
 
@@ -77,11 +79,8 @@ def compare_exactly(a: Path, b: Path, *, processes: int | None = None) -> ExactR
     first, second = open_dump(a), open_dump(b)
     with collector_paused():
         programs = pair_programs(_read_side(first, notes), _read_side(second, notes), notes)
-        pairs = [each for part in pair_program_tensors(programs, _EXACT) for each in part]
-    outcomes = compare_pairs([each.pair for each in pairs], _EXACT, processes=processes)
-    rows = [
-        judge_bits(each.make_row(outcome)) for each, outcome in zip(pairs, outcomes, strict=True)
-    ]
+    compare_all = partial(compare_pairs, processes=processes)
+    rows = list(map(judge_bits, measure_programs(programs, _EXACT, compare_all)))
     rows.sort(key=attrgetter("iteration", "position", "rank"))
     of_all, of_ranks = find_origins(rows, ComparedDumps(first, second))
     places = [((own.rank, own.iteration), (its.rank, its.iteration)) for own, its in programs]

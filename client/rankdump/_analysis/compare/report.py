@@ -154,6 +154,10 @@ class PairOutcome:
     """Which of these it was: `rounding`; empty where elements were judged by themselves."""
 
 
+NOT_COMPARED = PairOutcome(TensorVerdict.UNKNOWN)
+"""Outcome of a pair before it is compared."""
+
+
 class DumpedTensor(NamedTuple):
     """One tensor of a call, as a tree describes it; its elements stay on disk.
 
@@ -205,7 +209,7 @@ class DumpedTensor(NamedTuple):
     @property
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where it has none."""
-        record = self.entry.record if self.entry is not None else self.row_record
+        record = self.record
         return record.microbatch if record is not None else None
 
 
@@ -253,6 +257,13 @@ class CallPair:
     a: DumpedCall | None
     b: DumpedCall | None
     rule: PairingRule = ""
+
+    @property
+    def either(self) -> DumpedCall:
+        """The call of a, or that of b without one."""
+        call = self.a or self.b
+        assert call is not None
+        return call
 
 
 @dataclass(frozen=True, slots=True)
