@@ -105,7 +105,7 @@ def _report(root: Path, codes: list[int], *, as_json: bool) -> int:
 
 def format_twice(found: ExactReport) -> list[str]:
     """Return the lines about two runs: what they began with, then where each rank differs first."""
-    from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
+    from rankdump._analysis.compare.report_text import format_origins, format_rank_origins
 
     report = found.report
     lines = _format_start(found) if found.differing else []

@@ -22,6 +22,7 @@ from rankdump._analysis.compare.coverage_findings import (
     SideCoverage,
     find_uneven_microbatches,
     list_coverage_findings,
+    mark_undecided_rows,
 )
 from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
@@ -47,7 +48,6 @@ from rankdump._analysis.compare.report import (
     TensorPair,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
-from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges

@@ -1,4 +1,6 @@
-"""Sentences and formatted numbers of a report, for the terminal and the page. Pure."""
+"""Sentences and formatted numbers of a report, and the lines about where a difference starts, for
+the terminal and the pages. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ from rankdump._analysis.compare.report import (
     SuspectCall,
     TensorVerdict,
 )
-from rankdump._analysis.compare.report_summary import count_verdicts, list_ranks_alike
+from rankdump._analysis.compare.report_summary import (
+    count_verdicts,
+    list_other_origins,
+    list_ranks_alike,
+)
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.graph import SourceLine
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.units import format_count
 from rankdump._layout.api_tree import parse_call_name
 
 NO_VALUE = "-"
+_MAX_CANDIDATES_SHOWN = 5
 _NOT_COMPARED_REASONS = {
     TensorVerdict.UNMATCHED: "without a partner",
     TensorVerdict.UNREADABLE: "that could not be read",
@@ -222,3 +231,54 @@ def format_statistic_differences(row: ComparisonRow) -> str:
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else f"({','.join(map(str, shape))})"
+
+
+def format_origins(report: ComparisonReport) -> list[str]:
+    """Return the lines about origins of the whole job; those of non-finite values lead."""
+    nonfinite, differences = list_leading_origins(report)
+    lines = [line for each in (*nonfinite, *differences) for line in _format_origin(each, report)]
+    missing = [] if differences else [describe_missing_origin(report)]
+    types = describe_dtype_differences(report)
+    return [*lines, *missing, *([types] if types else [])]
+
+
+def format_rank_origins(report: ComparisonReport) -> list[str]:
+    """Return the lines about origins on single ranks that are not those of the whole job."""
+    lines: list[str] = []
+    for origin in list_other_origins(report):
+        for first in origin.suspects[:1]:
+            what = "" if origin.kind == "difference" else f", NaN or infinity in {origin.side}"
+            starts = "starts at" if origin.certain else "may start at"
+            lines += [
+                f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "
+                f"{format_moment(first)}",
+                *_format_reason(first, 2),
+            ]
+    return lines
+
+
+def _format_origin(origin: DivergenceOrigin, report: ComparisonReport) -> list[str]:
+    if not origin.certain or len(origin.suspects) != 1:
+        lines = [describe_origin(origin)]
+        for each in origin.suspects[:_MAX_CANDIDATES_SHOWN]:
+            where = format_ranks_and_moment(each, [each.rank])
+            lines += [f"  {_name_suspect(each)}: {where}", *_format_reason(each, 4)]
+        left = len(origin.suspects) - _MAX_CANDIDATES_SHOWN
+        lines += [f"  ... and {format_count(left, 'more candidate')}"] if left > 0 else []
+        return lines
+    (found,) = origin.suspects
+    ranks = list_suspect_ranks(origin, found, report)
+    return [
+        f"{describe_origin(origin)} {_name_suspect(found)}",
+        f"  {format_ranks_and_moment(found, ranks)}",
+        *_format_reason(found, 2),
+    ]
+
+
+def _format_reason(suspect: SuspectCall, indent: int) -> list[str]:
+    parts = (suspect.reason, format_innermost_line(suspect.source))
+    return [f"{'':{indent}}{line}" for line in parts if line]
+
+
+def _name_suspect(suspect: SuspectCall) -> str:
+    return format_call_name(suspect, format_scope_name)
