@@ -20,12 +20,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rankdump._analysis.compare.joined_elements import (
-    ArrayElements,
     DividedElements,
     PlacedElements,
     PlacedPart,
     ReducedElements,
-    ShapedElements,
     compute_content_digest,
     list_sample_spans,
     measure_distance,
@@ -37,6 +35,7 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
     ElementTolerances,
 )
+from rankdump._analysis.compare.tensor_blocks import ArrayElements, TensorElements
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._analysis.reader.tensor_parts import opened_parts
@@ -73,7 +72,7 @@ class JoinWay:
     """What it does: `joined along dimension 0`."""
     shape: tuple[int, ...]
     """Of the result."""
-    join: Callable[[Sequence[ShapedElements]], ShapedElements]
+    join: Callable[[Sequence[TensorElements]], TensorElements]
     priority: int = 0
     """The likelier way has the lower one."""
 
@@ -89,9 +88,9 @@ def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind
 class JoinedTensor(NamedTuple):
     """A tensor of the whole model, and what is to be said about it."""
 
-    elements: ShapedElements
+    elements: TensorElements
     findings: tuple[str, ...]
-    replicas: tuple[tuple[ShapedElements, ShapedElements], ...] = ()
+    replicas: tuple[tuple[TensorElements, TensorElements], ...] = ()
     """Tensors of ranks that should have the same elements, and have not."""
     replica_ranks: str = ""
     """The ranks of the replicas in words."""
@@ -99,7 +98,7 @@ class JoinedTensor(NamedTuple):
     """Whether the replicas are terms of a sum that the other side has."""
 
     @property
-    def copies(self) -> list[ShapedElements]:
+    def copies(self) -> list[TensorElements]:
         """The tensors of other ranks that should be the whole one as well."""
         return [each for first, each in self.replicas if first is self.elements]
 
@@ -183,7 +182,7 @@ def _make_placed_way(
     others.
     """
 
-    def join(parts: Sequence[ShapedElements]) -> ShapedElements:
+    def join(parts: Sequence[TensorElements]) -> TensorElements:
         placed = [
             PlacedPart(
                 part,
@@ -304,7 +303,7 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
     return min(near, key=lambda each: each[:2], default=(0, 0.0, fitting[0]))[2]
 
 
-def _choose_by_sample(joined: Sequence[Sequence[ShapedElements]]) -> int | None:
+def _choose_by_sample(joined: Sequence[Sequence[TensorElements]]) -> int | None:
     """Return the number of the pair of which a sample is near, if all others are far apart."""
     spans = [list_sample_spans(a.size) for a, _ in joined]
     if not all(spans):
@@ -331,7 +330,7 @@ class _SideWay(NamedTuple):
     side: str
     tensor: DumpedTensor
     way: JoinWay
-    parts: Sequence[ShapedElements]
+    parts: Sequence[TensorElements]
     findings: tuple[str, ...] = ()
     """On how they were joined from parts that layouts describe."""
     certain: JoinedTensor | None = None
@@ -354,7 +353,7 @@ class _SideWay(NamedTuple):
 
 
 def _list_side_ways(
-    side: str, tensor: DumpedTensor, opened: Mapping[Entry, ShapedElements]
+    side: str, tensor: DumpedTensor, opened: Mapping[Entry, TensorElements]
 ) -> list[_SideWay]:
     """Return the ways to join the tensor of a side: one, where nothing has to be inferred."""
     if not tensor.parts:
@@ -393,12 +392,12 @@ def _list_meshes(parts: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _list_groups(
-    parts: Sequence[ShapedElements], digests: Sequence[object]
-) -> list[Sequence[ShapedElements]]:
+    parts: Sequence[TensorElements], digests: Sequence[object]
+) -> list[Sequence[TensorElements]]:
     """Return the tensors, and those of them that have no copy before them, if these are fewer: some
     ranks have the same, as those of a tensor-parallel group have of a batch.
     """
-    first: dict[tuple[object, ...], ShapedElements] = {}
+    first: dict[tuple[object, ...], TensorElements] = {}
     for part, digest in zip(parts, digests, strict=True):
         first.setdefault((part.dtype, part.shape, digest), part)
     unique = list(first.values())
@@ -416,7 +415,7 @@ def _join_by_layout(
     side: str,
     tensor: DumpedTensor,
     entries: Sequence[Entry],
-    opened: Mapping[Entry, ShapedElements],
+    opened: Mapping[Entry, TensorElements],
 ) -> JoinedTensor:
     parts = {entry.key.rank: opened[entry] for entry in entries}
     shards = {

@@ -20,7 +20,6 @@ from rankdump._analysis.compare.fingerprint_comparison import (
     have_equal_fingerprints,
     judge_by_fingerprints,
 )
-from rankdump._analysis.compare.joined_elements import ShapedElements
 from rankdump._analysis.compare.joined_tensors import (
     JoinedTensor,
     find_drift,
@@ -38,7 +37,7 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
+from rankdump._analysis.compare.tensor_blocks import TensorElements, select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
@@ -49,7 +48,7 @@ from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.SAME)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
-_Elements: TypeAlias = "npt.NDArray[Any] | ShapedElements"
+_Elements: TypeAlias = "npt.NDArray[Any] | TensorElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
 """Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
