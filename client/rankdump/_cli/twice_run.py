@@ -149,7 +149,7 @@ def _format_start(found: ExactReport) -> list[str]:
 
 
 def _has_differing_row(found: ExactReport, rank: int) -> bool:
-    return any(row.rank == rank and not row.outcome.verdict.agrees for row in found.report.rows)
+    return any(row.rank == rank and not row.agrees for row in found.report.rows)
 
 
 def make_body(found: ExactReport, codes: list[int]) -> dict[str, object]:

@@ -156,7 +156,7 @@ def _build_value_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) ->
     lines = tuple(
         (*_format_tensor_names(row), *_format_shapes(row, str), *_format_outcome(row.outcome))
         for row in rows
-        if not is_layer_mark(row.name_a or row.name_b)
+        if not is_layer_mark(row.name)
     )
     return ApiTable(list_value_titles(names), lines)
 

@@ -144,7 +144,7 @@ def _make_report(report: ComparisonReport, first: int) -> ExactReport:
             and each.iteration in (None, first)
         ),
         len(rows),
-        sum(not row.outcome.verdict.agrees for row in rows),
+        sum(not row.agrees for row in rows),
         sum(row.outcome.verdict is TensorVerdict.SAME and not _has_digest(row) for row in rows),
     )
 

@@ -34,8 +34,6 @@ from rankdump._analysis.compare.rank_origin import (
     RankOrigin,
     describe_differing_weights,
     find_rank_origins,
-    is_bad_row,
-    select_tensor,
 )
 from rankdump._analysis.compare.report import (
     CallPair,
@@ -202,7 +200,7 @@ def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]
     """Return the rows, completed with whether tensors that decide an origin are finite."""
     known = list(rows)
     for question in NONFINITE_QUESTIONS:
-        if any(is_bad_row(row, question) for row in known):
+        if any(question.is_bad(row) for row in known):
             _resolve_question(known, question)
     return known
 
@@ -210,14 +208,12 @@ def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]
 def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> None:
     alike = _SameDigestRows(rows, question)
     for at, row in enumerate(rows):
-        if is_bad_row(row, question):
+        if question.is_bad(row):
             alike.set_nonfinite(at, True)
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
-        answers = [
-            (places[id(row)], _read_nonfinite(select_tensor(row, question))) for row in asked
-        ]
+        answers = [(places[id(row)], _read_nonfinite(question.select(row))) for row in asked]
         known = [(at, found) for at, found in answers if found is not None]
         for at, found in known:
             alike.set_nonfinite(at, found)
@@ -240,12 +236,12 @@ class _SameDigestRows:
         field_name = f"nonfinite_{self._question.side}"
         for each in self._places[digest] if digest else [at]:
             row = self._rows[each]
-            if is_bad_row(row, self._question) is None:
+            if self._question.is_bad(row) is None:
                 outcome = replace(row.outcome, **{field_name: found})
                 self._rows[each] = row._replace(outcome=outcome)
 
     def _digest(self, at: int) -> str:
-        tensor = select_tensor(self._rows[at], self._question)
+        tensor = self._question.select(self._rows[at])
         return tensor.digest if tensor is not None else ""
 
 

@@ -293,6 +293,16 @@ class ComparisonRow(NamedTuple):
     outcome: PairOutcome
 
     @property
+    def name(self) -> str:
+        """Name of the call of side a, or of side b without one."""
+        return self.name_a or self.name_b
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two tensors count as equal."""
+        return self.outcome.verdict.agrees
+
+    @property
     def slot_name(self) -> str:
         """`input.0` or `output.1`."""
         tensor = self.pair.a or self.pair.b
@@ -392,6 +402,4 @@ class ComparisonReport:
         say.
         """
         lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
-        return (
-            all(row.outcome.verdict.agrees for row in self.rows) and not self.notes and not lacking
-        )
+        return all(row.agrees for row in self.rows) and not self.notes and not lacking

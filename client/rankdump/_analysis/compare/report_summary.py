@@ -169,8 +169,8 @@ def select_worst_rows(rows: Sequence[ComparisonRow], most: int) -> list[Comparis
     """Return at most so many rows, in order; rows that disagree are preferred."""
     if len(rows) <= most:
         return list(rows)
-    bad = [at for at, row in enumerate(rows) if not row.outcome.verdict.agrees][:most]
-    good = [at for at, row in enumerate(rows) if row.outcome.verdict.agrees]
+    bad = [at for at, row in enumerate(rows) if not row.agrees][:most]
+    good = [at for at, row in enumerate(rows) if row.agrees]
     free = most - len(bad)
     thinned = [good[at * len(good) // free] for at in range(min(free, len(good)))]
     return [rows[at] for at in sorted((*bad, *thinned))]
@@ -182,7 +182,7 @@ def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
     return OperatorSummary(
         worst=worst,
         tensors=len(group),
-        differing=sum(not row.outcome.verdict.agrees for row in group),
+        differing=sum(not row.agrees for row in group),
         error=_find_largest_error(group, worst),
         cosine=min(_drop_nan(each.cosine for each in measured), default=math.nan),
         close_share=min((each.close_share for each in measured), default=math.nan),
@@ -191,7 +191,7 @@ def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
 
 def _find_largest_error(group: list[ComparisonRow], worst: ComparisonRow) -> float:
     # With a worst row of NaN, the error of another row would look like the whole result.
-    if not worst.outcome.verdict.agrees and math.isnan(get_row_error(worst)):
+    if not worst.agrees and math.isnan(get_row_error(worst)):
         return math.nan
     return max(_drop_nan(get_row_error(row) for row in group), default=math.nan)
 
@@ -207,7 +207,7 @@ def _get_error_or_zero(row: ComparisonRow) -> float:
 
 def _is_disagreeing_pair(row: ComparisonRow) -> bool:
     # Calls without a partner are listed separately.
-    return not row.outcome.verdict.agrees and bool(row.name_a and row.name_b)
+    return not row.agrees and bool(row.name_a and row.name_b)
 
 
 def _has_same_suspect(one: DivergenceOrigin, other: DivergenceOrigin) -> bool:
@@ -326,5 +326,5 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
 def _name_place(row: ComparisonRow, spelt: Callable[[str], str]) -> str:
     when = f"iteration {row.iteration}" if row.iteration >= 0 else "constants"
     slot = "" if row.op_type == PARAMETER_OP_TYPE else f" {row.place_name}"
-    name = spelt(row.name_a or row.name_b).removeprefix("Gradients/")
+    name = spelt(row.name).removeprefix("Gradients/")
     return f"{name}{slot}, rank {row.rank}, {when}"

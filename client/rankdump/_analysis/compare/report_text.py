@@ -132,7 +132,7 @@ def describe_missing_origin(report: ComparisonReport) -> str:
         return f"nothing was compared: {_describe_not_compared(counts) or 'no pair of tensors'}"
     if report.agrees:
         return "no value differs" if describe_dtype_differences(report) else "nothing differs"
-    if all(row.outcome.verdict.agrees for row in report.rows):
+    if all(row.agrees for row in report.rows):
         return "all tensors that were compared agree, but not everything was compared"
     return "no operator was found whose inputs agree and whose outputs do not"
 
