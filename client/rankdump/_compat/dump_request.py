@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
@@ -168,31 +168,19 @@ def _check_bool(name: str, value: object) -> bool:
     return value
 
 
-class ApiCallScope(Protocol):
-    """Selection of the calls of one `api_dump_start`."""
+class ApiCallScope:
+    """Selection of the calls of one `api_dump_start`; `all`: every call."""
 
     def is_selected(self, call: ApiCall) -> bool:
         """Return whether a forward call that begins now is dumped."""
-        ...
-
-    def list_missing(self) -> tuple[str, ...]:
-        """Return a sentence for each requested call that was not made so far."""
-        ...
-
-
-class EveryCallScope:
-    """`all`: every call."""
-
-    def is_selected(self, call: ApiCall) -> bool:
-        """Return True."""
         return True
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return an empty tuple."""
+        """Return a sentence for each requested call that was not made so far."""
         return ()
 
 
-class ListedCallScope:
+class ListedCallScope(ApiCallScope):
     """`list`: calls by their exact names."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -212,7 +200,7 @@ class ListedCallScope:
         return tuple(f"no call was named {name}" for name in self._waiting)
 
 
-class CallRangeScope:
+class CallRangeScope(ApiCallScope):
     """`range`: all calls from the first to the last one inclusive, once."""
 
     def __init__(self, first: str, last: str) -> None:
@@ -246,7 +234,7 @@ class CallRangeScope:
         return tuple(found)
 
 
-class NamePartScope:
+class NamePartScope(ApiCallScope):
     """`api_list`: calls whose names contain a text, ignoring case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -272,4 +260,4 @@ def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:
         return ListedCallScope(scope)
     if mode == "range":
         return CallRangeScope(*scope)
-    return NamePartScope(scope) if mode == "api_list" else EveryCallScope()
+    return NamePartScope(scope) if mode == "api_list" else ApiCallScope()

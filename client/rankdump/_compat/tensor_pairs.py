@@ -199,18 +199,6 @@ TensorsByCall: TypeAlias = Mapping[tuple[str, CallDirection], Sequence[ApiInfoTe
 _MIN_PLACE_DEPTH = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _SpanTensors:
-    """The tensors of one side of a span, in the order of the tables."""
-
-    inputs: list[ApiInfoTensor]
-    """Inputs of the first call."""
-    inner: tuple[list[ApiInfoTensor], list[ApiInfoTensor], list[ApiInfoTensor]]
-    """Outputs of the first call, all tensors of the calls between, inputs of the last call."""
-    outputs: list[ApiInfoTensor]
-    """Outputs of the last call."""
-
-
 def group_by_call(tensors: Iterable[ApiInfoTensor], files: Container[str] | None) -> TensorsByCall:
     """Return the tensors to compare: all, or those that have files.
 
@@ -233,32 +221,35 @@ def pair_tensors(
     (step_a, held_a), (step_b, held_b) = a, b
     found: list[TensorPair] = []
     for span in spans:
-        one = _make_span_tensors([held_a.get((step_a.names[at], direction), ()) for at in span.a])
-        other = _make_span_tensors([held_b.get((step_b.names[at], direction), ()) for at in span.b])
-        found.extend(_align_tensors(one.inputs, other.inputs))
-        for inner_a, inner_b in zip(one.inner, other.inner, strict=True):
+        parts = zip(
+            _split_span([held_a.get((step_a.names[at], direction), ()) for at in span.a]),
+            _split_span([held_b.get((step_b.names[at], direction), ()) for at in span.b]),
+            strict=True,
+        )
+        inputs, *inner, outputs = parts
+        found.extend(_align_tensors(*inputs))
+        for inner_a, inner_b in inner:
             found.extend((tensor, None) for tensor in inner_a)
             found.extend((None, tensor) for tensor in inner_b)
-        found.extend(_align_tensors(one.outputs, other.outputs))
+        found.extend(_align_tensors(*outputs))
     return found if direction == "forward" else found[::-1]
 
 
-def _make_span_tensors(calls: Sequence[Sequence[ApiInfoTensor]]) -> _SpanTensors:
+def _split_span(calls: Sequence[Sequence[ApiInfoTensor]]) -> list[list[ApiInfoTensor]]:
+    """Return the tensors of one side of a span, in the order of the tables: inputs of the first
+    call, its outputs, all of the calls between, inputs of the last call, its outputs.
+    """
     if not calls:
-        return _SpanTensors([], ([], [], []), [])
-    several = len(calls) > 1
-    inner = (
-        _select_side(calls[0], TensorSide.OUTPUT) if several else [],
-        [tensor for call in calls[1:-1] for tensor in call],
-        _select_side(calls[-1], TensorSide.INPUT) if several else [],
-    )
-    return _SpanTensors(
-        _select_side(calls[0], TensorSide.INPUT), inner, _select_side(calls[-1], TensorSide.OUTPUT)
-    )
-
-
-def _select_side(call: Sequence[ApiInfoTensor], side: TensorSide) -> list[ApiInfoTensor]:
-    return [tensor for tensor in call if tensor.place.side is side]
+        return [[], [], [], [], []]
+    sides = [
+        [tensor for tensor in call if tensor.place.side is side]
+        for call in (calls[0], calls[-1])
+        for side in (TensorSide.INPUT, TensorSide.OUTPUT)
+    ]
+    if len(calls) == 1:
+        return [sides[0], [], [], [], sides[1]]
+    between = [tensor for call in calls[1:-1] for tensor in call]
+    return [*sides[:2], between, *sides[2:]]
 
 
 def _align_tensors(a: Sequence[ApiInfoTensor], b: Sequence[ApiInfoTensor]) -> Iterator[TensorPair]:
