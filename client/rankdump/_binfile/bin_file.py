@@ -50,11 +50,6 @@ class BinSource(Protocol):
         """Bytes of the plain file, or the most that it can have where that was not examined."""
         ...
 
-    @property
-    def available_bytes(self) -> int:
-        """Bytes from the first on that can be read."""
-        ...
-
     def read(self, start: int, end: int) -> memoryview:
         """Return the bytes between two offsets that the file has."""
         ...
@@ -66,11 +61,6 @@ class MemorySource:
 
     data: memoryview
     size: int
-
-    @property
-    def available_bytes(self) -> int:
-        """Bytes in memory."""
-        return len(self.data)
 
     def read(self, start: int, end: int) -> memoryview:
         """Return a view."""
@@ -85,11 +75,6 @@ class DiskSource:
     size: int
     changed_ns: int
     inode: int
-
-    @property
-    def available_bytes(self) -> int:
-        """All of its bytes."""
-        return self.size
 
     @contextmanager
     def open(self) -> Generator[BinaryIO, None, None]:
@@ -116,11 +101,6 @@ class PackedSource:
     def size(self) -> int:
         """Bytes of the plain file."""
         return self._frames[-1].content_end
-
-    @property
-    def available_bytes(self) -> int:
-        """All of them."""
-        return self.size
 
     def read(self, start: int, end: int) -> memoryview:
         """Return the bytes; those of one frame are not copied."""
@@ -248,11 +228,8 @@ def read_bin_header(path: Path) -> DumpData:
     """
     with _name_corrupted_file(path):
         source = open_start(path)
-        part = source.available_bytes < source.size
-        if part and (
-            source.available_bytes <= HEADER_LENGTH_BYTES
-            or source.available_bytes < _find_header_end(source)
-        ):
+        held = len(source.data) if isinstance(source, MemorySource) else source.size
+        if held < source.size and (held <= HEADER_LENGTH_BYTES or held < _find_header_end(source)):
             source = open_source(path)
         return _parse_source(source, path).header
 
