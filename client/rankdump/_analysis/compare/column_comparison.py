@@ -184,18 +184,15 @@ class _ColumnSide:
         """Return a program, of which only the structure counts."""
         rows = slice(place.start, place.stop)
         types = map(_CallType, self._spell("op_type", rows))
-        graphs = [0] * (place.stop - place.start)
-        named = zip(
-            graphs, self._spell("name", rows), types, self.build_tensors(place), strict=True
-        )
-        return build_program((place.rank, place.iteration), named)
+        named = zip(self._spell("name", rows), types, self.build_tensors(place), strict=True)
+        return build_program((place.rank, place.iteration), ((0, *each) for each in named))
 
     def build_tensors(self, place: ColumnPlace) -> list[DumpedTensor]:
         """Return the tensors of a program, in its order."""
         structure, rows = self.find_structure(place), slice(place.start, place.stop)
         if structure not in self._fixed:
             self._fixed[structure] = self._build_fixed_parts(rows)
-        digests = self._spell_digests(rows)
+        digests = _spell(self.columns.digests, rows)
         has_statistics = bool(self.columns.statistics)
         statistics = (
             StatisticRow(self.statistics, row) if has_statistics else NO_STATISTICS
@@ -248,12 +245,11 @@ class _ColumnSide:
         return found
 
     def _spell(self, name: str, rows: slice) -> list[Any]:
-        column = self.columns.coded[name]
-        return [column.values[code] for code in column.codes[rows].tolist()]
+        return _spell(self.columns.coded[name], rows)
 
-    def _spell_digests(self, rows: slice) -> list[str]:
-        column = self.columns.digests
-        return [column.values[code] for code in column.codes[rows].tolist()]
+
+def _spell(column: CodedColumn, rows: slice) -> list[Any]:
+    return [column.values[code] for code in column.codes[rows].tolist()]
 
 
 def _pack_structure(columns: TreeColumns) -> _Numbers:

@@ -42,6 +42,7 @@ from rankdump._analysis.compare.tensor_measures import MeasurementResult, measur
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
+from rankdump._core.units import format_count
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
@@ -483,8 +484,8 @@ def _list_nonfinite_findings(
         return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)
     if found.nan_both:
         counted = "the same" if settings.tolerances.equal_nan or found.same_bytes else "unequal"
-        noun = "place" if found.nan_both == 1 else "places"
-        return (f"NaN on both sides at {found.nan_both:,} {noun}, which counts as {counted}",)
+        places = format_count(found.nan_both, "place")
+        return (f"NaN on both sides at {places}, which counts as {counted}",)
     return ()
 
 

@@ -31,6 +31,7 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.report_summary import get_row_error, get_severity
 from rankdump._core.record import TensorSide
+from rankdump._core.units import format_count
 from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -174,7 +175,7 @@ def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
         return f"{row.place_name} has another shape{shapes}{why}"
     if outcome.verdict is TensorVerdict.NAN:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
-        places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
+        places = f" at {format_count(count, 'place')}" if count else ""
         return f"{row.place_name} is NaN or infinite on one side alone{places}"
     return f"{row.place_name} differs{_describe_amount(row)}{_describe_remark(row)}"
 

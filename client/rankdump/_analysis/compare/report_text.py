@@ -21,7 +21,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.report_summary import (
     count_verdicts,
     list_other_origins,
-    list_ranks_alike,
+    list_suspect_ranks,
 )
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.graph import SourceLine
@@ -102,13 +102,6 @@ def format_iterations(numbers: Iterable[int]) -> str:
     return f"iteration {ranges(dated)}" if dated else "constants"
 
 
-def list_suspect_ranks(
-    origin: DivergenceOrigin, suspect: SuspectCall, report: ComparisonReport
-) -> list[int]:
-    """Return the ranks to name with a suspect: all with this origin where it is certain."""
-    return list_ranks_alike(origin, report) if origin.certain else [suspect.rank]
-
-
 def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
     """Return the innermost line of a stack, `net.py:17  x = layer(x)`; empty without one."""
     if not source:
@@ -139,7 +132,7 @@ def describe_missing_origin(report: ComparisonReport) -> str:
 
 def _describe_not_compared(counts: Mapping[TensorVerdict, int]) -> str:
     return ", ".join(
-        f"{count:,} {'tensor' if count == 1 else 'tensors'} {_NOT_COMPARED_REASONS[verdict]}"
+        f"{format_count(count, 'tensor')} {_NOT_COMPARED_REASONS[verdict]}"
         for verdict, count in counts.items()
     )
 
@@ -155,7 +148,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
     if not found:
         return ""
     first, what = found[0]
-    pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
+    pairs = format_count(len(found), "pair")
     where = (
         f"{first.place_name} of {format_call_name(first, str)}, rank {first.rank}, "
         f"{format_moment(first)}"

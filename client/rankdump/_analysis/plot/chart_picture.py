@@ -37,6 +37,7 @@ from rankdump._analysis.plot.chart_data import (
     choose_scale,
     shrink_heat_map,
 )
+from rankdump._core.units import format_count
 
 AnyChart: TypeAlias = LineChart | HeatMap | ElementHistogram
 TextShortener: TypeAlias = Callable[[str, int], str]
@@ -187,8 +188,7 @@ def _draw_lines(figure: Figure, chart: LineChart, shorten: TextShortener, scale:
     if len(handles) == 1 and not others:
         handles.clear()
     if others:
-        noun = "more line" if len(others) == 1 else "more lines"
-        handles.append(Line2D([], [], color=_GREY, label=f"{len(others):,} {noun}"))
+        handles.append(Line2D([], [], color=_GREY, label=format_count(len(others), "more line")))
     return [*handles, *_explain_marks(values)]
 
 
