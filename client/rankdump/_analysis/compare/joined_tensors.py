@@ -248,19 +248,11 @@ def opened_joined_pair(
 
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
-    entries = [_list_entries(each) for each in (a, b)]
-    with opened_parts([*entries[0], *entries[1]], budget_bytes=MAX_LOADED_BYTES) as opened:
+    with opened_parts([*a.files, *b.files], budget_bytes=MAX_LOADED_BYTES) as opened:
         parts = [ArrayElements(each) if isinstance(each, np.ndarray) else each for each in opened]
-        own = dict(zip(entries[0], parts, strict=False))
-        other = dict(zip(entries[1], parts[len(entries[0]) :], strict=True))
+        own = dict(zip(a.files, parts, strict=False))
+        other = dict(zip(b.files, parts[len(a.files) :], strict=True))
         yield _join_pair([_list_side_ways("a", a, own), _list_side_ways("b", b, other)])
-
-
-def _list_entries(tensor: DumpedTensor) -> Sequence[Entry]:
-    if tensor.parts:
-        return tensor.parts
-    assert tensor.entry is not None
-    return (tensor.entry,)
 
 
 def _join_pair(sides: Sequence[list[_SideWay]]) -> tuple[JoinedTensor, JoinedTensor] | str:

@@ -20,11 +20,7 @@ from rankdump._analysis.compare.fingerprint_comparison import (
     have_equal_fingerprints,
     judge_by_fingerprints,
 )
-from rankdump._analysis.compare.joined_tensors import (
-    JoinedTensor,
-    find_drift,
-    opened_joined_pair,
-)
+from rankdump._analysis.compare.joined_tensors import find_drift, opened_joined_pair
 from rankdump._analysis.compare.merged_shards import list_guessed_pairs
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import (
@@ -127,7 +123,9 @@ def compare_pair_statistics(
 ) -> PairOutcome:
     """Return the outcome of comparing the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
-    if _have_other_checksums(a, b):
+    kind, sign, _ = a.digest.partition(":")
+    # Checksums of one kind, which another tool computed.
+    if sign and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest:
         findings = (*findings, "their checksums differ")
         if verdict is TensorVerdict.SAME:
             verdict = TensorVerdict.NORMAL
@@ -135,8 +133,7 @@ def compare_pair_statistics(
             verdict = TensorVerdict.DIFFERENT
     elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
         both = a.digest and a.digest == b.digest
-        why = _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING
-        findings = (*findings, why)
+        findings = (*findings, _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING)
     outcome = PairOutcome(
         verdict,
         findings,
@@ -164,12 +161,6 @@ def _compare_guesses(
     return min(outcomes, key=lambda each: not each.verdict.agrees, default=unknown)
 
 
-def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether checksums of one kind, which another tool computed, differ."""
-    kind, sign, _ = a.digest.partition(":")
-    return bool(sign) and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest
-
-
 def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
     """Return the outcome of a pair; reads files only where nothing else decides it."""
     decided = decide_without_reading(pair, settings)
@@ -181,14 +172,11 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
     try:
         return _compare_elements(a, b, settings)
     except RankdumpError as error:
-        return PairOutcome(TensorVerdict.UNREADABLE, (str(error),))
+        why = str(error)
     except MemoryError:
-        sizes = " and ".join(
-            f"{weight:,}" for weight in (count_tensor_bytes(a), count_tensor_bytes(b))
-        )
-        return PairOutcome(
-            TensorVerdict.UNREADABLE, (f"not enough memory for both tensors: {sizes} bytes",)
-        )
+        sizes = f"{_count_tensor_bytes(a):,} and {_count_tensor_bytes(b):,}"
+        why = f"not enough memory for both tensors: {sizes} bytes"
+    return PairOutcome(TensorVerdict.UNREADABLE, (why,))
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
@@ -258,11 +246,9 @@ def _build_unread_outcome(
     )
 
 
-def count_tensor_bytes(tensor: DumpedTensor | None) -> int:
+def _count_tensor_bytes(tensor: DumpedTensor | None) -> int:
     """Return the bytes needed to read a tensor, as far as the tree shows; 0 without a file."""
-    if tensor is None or tensor.entry is None:
-        return 0
-    files = tensor.parts or (tensor.entry,)
+    files = tensor.files if tensor is not None else ()
     return sum(max(file.bytes_in or 0, file.stored_bytes) for file in files)
 
 
@@ -297,28 +283,18 @@ def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettin
     with opened_joined_pair(a, b) as found:
         if isinstance(found, str):
             return PairOutcome(TensorVerdict.SHAPE, (found,))
-        return _compare_opened(a, b, found, settings)
-
-
-def _compare_opened(
-    a: DumpedTensor,
-    b: DumpedTensor,
-    found: tuple[JoinedTensor, JoinedTensor],
-    settings: ComparisonSettings,
-) -> PairOutcome:
-    left, right = found
-    joined = (*left.findings, *right.findings)
-    shapes = left.elements.shape, right.elements.shape
-    if not _is_comparable(*shapes):
-        return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
-    a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
-    settings = replace(settings, msaccucmp=False)
-    drifts = [find_drift(each, settings.tolerances) for each in (left, right)]
-    own, other = (
-        [each.elements, *each.copies] if drift else [each.elements]
-        for each, drift in zip((left, right), drifts, strict=True)
-    )
-    outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
+        joined = (*found[0].findings, *found[1].findings)
+        shapes = found[0].elements.shape, found[1].elements.shape
+        if not _is_comparable(*shapes):
+            return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
+        a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
+        settings = replace(settings, msaccucmp=False)
+        drifts = [find_drift(each, settings.tolerances) for each in found]
+        own, other = (
+            [each.elements, *each.copies] if drift else [each.elements]
+            for each, drift in zip(found, drifts, strict=True)
+        )
+        outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
     outcome = max(outcomes, key=_get_severity)
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
@@ -509,7 +485,7 @@ def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]
 
 def count_pair_bytes(pair: TensorPair) -> int:
     """Return the bytes needed to read both tensors of a pair."""
-    return count_tensor_bytes(pair.a) + count_tensor_bytes(pair.b)
+    return _count_tensor_bytes(pair.a) + _count_tensor_bytes(pair.b)
 
 
 def compare_group(group: PairGroup, settings: ComparisonSettings) -> GroupOutcomes:

@@ -191,6 +191,11 @@ class DumpedTensor(NamedTuple):
     """What it may be together with those of other ranks, of which statistics alone are known."""
 
     @property
+    def files(self) -> tuple[Entry, ...]:
+        """Files with its elements, or with those of its parts; empty where none are known."""
+        return self.parts or ((self.entry,) if self.entry is not None else ())
+
+    @property
     def record(self) -> ManifestRecord | None:
         """What the manifest says of it; None where there is none."""
         return self.entry.record if self.entry is not None else self.row_record

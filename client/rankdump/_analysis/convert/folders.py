@@ -1,5 +1,5 @@
-"""Source and output folders of a conversion: the bin files to convert, and how a file is written. An
-output has a hidden name until it is complete; nothing is written outside the output folder.
+"""Source and output folders of a conversion: the bin files to convert, and the writing of a file.
+An output has a hidden name until it is complete; nothing is written outside the output folder.
 """
 
 from __future__ import annotations
