@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import attrgetter
 from os import PathLike, fspath
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
-from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
+from rankdump._analysis.compare.card_findings import compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.coverage_findings import (
     MISSING_FILE_ENDING,
@@ -64,19 +64,19 @@ PairsComparer: TypeAlias = Callable[[Sequence[TensorPair], ComparisonSettings], 
 """`compare_pairs` in some processes."""
 _GivenDump: TypeAlias = "tuple[Dump, Mapping[str, int | None]]"
 """A dump, with the filters that are its own."""
-_RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
+_ProgramPairs: TypeAlias = "Sequence[tuple[DumpedProgram, DumpedProgram]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _DumpSide:
+class DumpSide:
     """One of the two dumps, and the programs of it that are compared."""
 
     label: str
     dump: Dump
     programs: list[DumpedProgram]
-    coverage: SideCoverage
+    coverage: SideCoverage = field(default_factory=SideCoverage)
 
 
 def compare(
@@ -135,23 +135,33 @@ def compare(
         by_rounding = is_joined and rtol is None and atol is None and not noise
         labels = tuple(map(_name_noise, sides[2:]))
         settings = replace(settings, noise=labels, by_rounding=by_rounding)
-        rows, places = _compare_sides(sides, settings, notes, compare_all)
-        report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+        report = _compare_sides(sides, settings, notes, compare_all, is_joined=is_joined)
     seconds = time.monotonic() - started
     return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
 
 @collector_paused()
-def _build_report(
-    sides: Sequence[_DumpSide],
+def build_report(
+    sides: Sequence[DumpSide],
     settings: ComparisonSettings,
     rows: Sequence[ComparisonRow],
-    places: Mapping[ProgramPlace, ProgramPlace],
+    programs: _ProgramPairs,
     *,
     is_joined: bool = False,
 ) -> ComparisonReport:
+    """Return the report of rows, without notes and time: with the origins of differences, what the
+    sides lack, and what differs between the run cards of the ranks and iterations of the rows.
+    """
     a, b, *_ = sides
+    places = {own.place: its.place for own, its in programs if own.place != its.place}
     of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
+    pairs = [(own, places.get(own, own)) for own in dict.fromkeys(row.place for row in rows)]
+    cards = compare_cards(
+        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
+        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
+        pairs,
+        is_joined=is_joined,
+    )
     return ComparisonReport(
         a=a.label,
         b=b.label,
@@ -160,39 +170,17 @@ def _build_report(
         origins=of_all,
         rank_origins=of_ranks,
         places_of_b=places,
-        card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
+        card_findings=(*list_coverage_findings(a.coverage, b.coverage), *cards),
         is_joined=is_joined,
     )
 
 
-def _name_noise(side: _DumpSide) -> str:
+def _name_noise(side: DumpSide) -> str:
     """Return the name of a noise run, with what its run cards say was moved in it."""
     first = {program.iteration for program in side.programs[:1]}
     settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
     moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
     return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
-
-
-def _compare_cards(
-    a: _DumpSide,
-    b: _DumpSide,
-    rows: Iterable[ComparisonRow],
-    places: Mapping[ProgramPlace, ProgramPlace],
-    *,
-    is_joined: bool,
-) -> tuple[CardFinding, ...]:
-    """Compare what the sides lack, and the run cards of the ranks and iterations of the rows;
-    parameters of all ranks.
-    """
-    compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
-    pairs = [(place, places.get(place, place)) for place in compared]
-    found = compare_cards(
-        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
-        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
-        pairs,
-        is_joined=is_joined,
-    )
-    return (*list_coverage_findings(a.coverage, b.coverage), *found)
 
 
 def _compare_tables(
@@ -239,7 +227,7 @@ def _compare_tables(
         rows = compare_columns(*columns, pairs, settings)
     others = [each for each in programs if each[0].iteration in filed]
     rows += measure_programs(others, settings, compare_all)
-    return _build_report(sides, settings, *_finish_rows(rows, programs))
+    return build_report(sides, settings, _finish_rows(rows), programs)
 
 
 def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
@@ -254,30 +242,37 @@ def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
 
 def _list_side_programs(
     dump: Dump, places: Iterable[ProgramPlace], filed: Iterable[int], notes: list[str]
-) -> _DumpSide:
+) -> DumpSide:
     """Return a side whose programs at places are empty, and those of some iterations are read."""
     programs = [DumpedProgram(*place, ()) for place in places]
     wanted = "|".join(map(str, sorted(filed)))
     if wanted:
         programs += read_programs(dump.where(iteration=wanted), notes)
     programs.sort(key=attrgetter("rank", "iteration"))
-    return _DumpSide(str(dump.root), dump, programs, SideCoverage({}))
+    return DumpSide(str(dump.root), dump, programs)
 
 
 def _compare_sides(
-    sides: Sequence[_DumpSide],
+    sides: Sequence[DumpSide],
     settings: ComparisonSettings,
     notes: list[str],
     compare_all: PairsComparer,
-) -> _RowsAndPlaces:
-    """Return the rows of the first two sides, judged by the noise runs behind them, and the places
-    of b by those of a where they differ.
+    *,
+    is_joined: bool,
+) -> ComparisonReport:
+    """Return a report on the first two sides without its notes and time, judged by the noise runs
+    behind them.
     """
     left, right, *noises = sides
-    rows, places = _compare_programs(left, right, settings, notes, compare_all)
-    found = [_compare_programs(side, right, settings, [], compare_all)[0] for side in noises]
-    rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
-    return mark_undecided_rows(rows, left.coverage, right.coverage), places
+    programs = _pair_sides(left, right, notes)
+    rows = _finish_rows(measure_programs(programs, settings, compare_all))
+    errors = [
+        collect_errors(measure_programs(_pair_sides(each, right, []), settings, compare_all))
+        for each in noises
+    ]
+    rows = judge_rows(rows, settings, errors)
+    rows = mark_undecided_rows(rows, left.coverage, right.coverage)
+    return build_report(sides, settings, rows, programs, is_joined=is_joined)
 
 
 def _select_sides(
@@ -285,7 +280,7 @@ def _select_sides(
     common: Filters,
     unshard: bool | None,
     notes: list[str],
-) -> tuple[list[_DumpSide], bool]:
+) -> tuple[list[DumpSide], bool]:
     """Return both sides, of which each is given with its own filters, and whether their ranks are
     joined: where that is asked, or where the layouts differ.
     """
@@ -303,14 +298,15 @@ def _select_sides(
 
 
 def _add_fingerprints(
-    sides: list[_DumpSide], notes: list[str], *, is_joined: bool = False
-) -> list[_DumpSide]:
+    sides: list[DumpSide], notes: list[str], *, is_joined: bool = False
+) -> list[DumpSide]:
     """Return the sides with fingerprints, where these can say more than digests: of ranks that are
     joined, or where a tensor has no file.
     """
     if not any(side.dump.has_fingerprints for side in sides):
         return sides
-    if not is_joined and all(_have_all_files(side.programs) for side in sides):
+    tensors = (each for side in sides for program in side.programs for each in program.tensors)
+    if not is_joined and all(tensor.entry for tensor in tensors):
         return sides
     return [
         replace(side, programs=add_fingerprints(side.programs, side.dump.read_fingerprints(notes)))
@@ -318,11 +314,7 @@ def _add_fingerprints(
     ]
 
 
-def _have_all_files(programs: Iterable[DumpedProgram]) -> bool:
-    return all(tensor.entry for each in programs for call in each.calls for tensor in call.tensors)
-
-
-def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
+def _have_different_layouts(a: DumpSide, b: DumpSide) -> bool:
     """Return whether the jobs had different numbers of ranks, meshes or micro-batches, as far as
     known: that a tree lacks a rank is another thing.
     """
@@ -330,9 +322,9 @@ def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
     return len(sizes) > 1 or not have_same_layout(a.programs, b.programs)
 
 
-def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]:
+def _join_ranks(sides: Sequence[DumpSide], notes: list[str]) -> list[DumpSide]:
     counts = {count_microbatches(side.programs) for side in sides}
-    joined: list[_DumpSide] = []
+    joined: list[DumpSide] = []
     for side in sides:
         ranks = sorted({each.rank for each in side.programs})
         size = side.dump.world_size
@@ -399,7 +391,7 @@ def _open_dumps(
 
 def _select_side(
     dump: Dump, common: Filters, own: Mapping[str, int | None], notes: list[str]
-) -> _DumpSide:
+) -> DumpSide:
     given = {name: value for name, value in common.items() if value is not None}
     given.update((name, value) for name, value in own.items() if value is not None)
     several = ""
@@ -416,18 +408,14 @@ def _select_side(
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
-    programs = [p for p in found if (p.rank, p.iteration) not in gone or not _has_files(p)]
+    programs = [p for p in found if p.place not in gone or not any(t.entry for t in p.tensors)]
     if not programs and gone:
         why = "; ".join(retired_sentences(gone))
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
     coverage = SideCoverage(find_uneven_microbatches(programs), missing, damages)
-    return _DumpSide(label, left, programs, coverage)
-
-
-def _has_files(program: DumpedProgram) -> bool:
-    return any(tensor.entry for call in program.calls for tensor in call.tensors)
+    return DumpSide(label, left, programs, coverage)
 
 
 def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
@@ -447,21 +435,8 @@ def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
     return CorruptedError(f"{dump.root}: nothing to compare: the dump has no tensor")
 
 
-def _compare_programs(
-    a: _DumpSide,
-    b: _DumpSide,
-    settings: ComparisonSettings,
-    notes: list[str],
-    compare_all: PairsComparer,
-) -> _RowsAndPlaces:
-    """Return the rows of a report, and the places of b by those of a where they differ."""
-    programs = _pair_sides(a, b, notes)
-    rows = measure_programs(programs, settings, compare_all)
-    return _finish_rows(rows, programs)
-
-
 def measure_programs(
-    programs: Sequence[tuple[DumpedProgram, DumpedProgram]],
+    programs: _ProgramPairs,
     settings: ComparisonSettings,
     compare_all: PairsComparer,
 ) -> list[ComparisonRow]:
@@ -473,7 +448,7 @@ def measure_programs(
 
 
 def _pair_sides(
-    a: _DumpSide, b: _DumpSide, notes: list[str]
+    a: DumpSide, b: DumpSide, notes: list[str]
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
     """Return the programs in pairs; CorruptedError where there is no pair."""
     noted: list[str] = []
@@ -487,13 +462,12 @@ def _pair_sides(
 
 
 @collector_paused()
-def _finish_rows(
-    rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
-) -> _RowsAndPlaces:
-    """Return the rows in the order of a report, and the places of b by those of a where they
-    differ.
-    """
-    # Sorting is stable: the tensors of a call stay together.
+def _finish_rows(rows: list[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the rows in the order of a report, completed with what decides an origin."""
+    sort_rows(rows)
+    return resolve_nonfinite_rows(rows)
+
+
+def sort_rows(rows: list[ComparisonRow]) -> None:
+    """Sort rows in the order of a report; the tensors of a call stay together."""
     rows.sort(key=attrgetter("iteration", "position", "rank"))
-    placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]
-    return resolve_nonfinite_rows(rows), {own: other for own, other in placed if own != other}

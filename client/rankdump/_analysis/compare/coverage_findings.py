@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
@@ -40,7 +40,9 @@ _APART = (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS)
 class SideCoverage:
     """What one side of a comparison lacks."""
 
-    microbatches: UnevenMicrobatches
+    microbatches: UnevenMicrobatches = field(
+        default_factory=dict[tuple[_PassDirection, int], Mapping[int, int]]
+    )
     missing_files: tuple[str, ...] = ()
     """Problems of the tree, one for each file."""
     damages: tuple[str, ...] = ()

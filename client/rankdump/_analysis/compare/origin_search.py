@@ -87,7 +87,7 @@ class ComparedDumps:
 
     def find_place_of_b(self, row: ComparisonRow) -> ProgramPlace:
         """Return rank and iteration of the call on side b."""
-        return self.places.get((row.rank, row.iteration), (row.rank, row.iteration))
+        return self.places.get(row.place, row.place)
 
     def read_merged_order(
         self, found: Sequence[RankOrigin], question: OriginQuestion
@@ -156,7 +156,7 @@ def _build_suspects(
 def _build_suspect(
     row: ComparisonRow, reason: str, question: OriginQuestion, sides: ComparedDumps
 ) -> SuspectCall:
-    own = row.rank, row.iteration
+    own = row.place
     rank, iteration = sides.find_place_of_b(row) if question.side == "b" else own
     return SuspectCall(
         rank=rank,

@@ -323,7 +323,7 @@ def _group_programs(rows: Iterable[ComparisonRow]) -> dict[_RankIteration, list[
         lambda: defaultdict(list)
     )
     for row in rows:
-        found[row.rank, row.iteration][row.position].append(row)
+        found[row.place][row.position].append(row)
     return {
         place: [CallRows(tuple(program[at])) for at in sorted(program)]
         for place, program in found.items()

@@ -7,7 +7,7 @@ PairOutcome -> ComparisonReport.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
@@ -254,6 +254,16 @@ class DumpedProgram:
     """CONSTANTS_ITERATION for constants."""
     calls: tuple[DumpedCall, ...]
 
+    @property
+    def place(self) -> ProgramPlace:
+        """Rank and iteration."""
+        return self.rank, self.iteration
+
+    @property
+    def tensors(self) -> Iterator[DumpedTensor]:
+        """Tensors of all calls."""
+        return (tensor for call in self.calls for tensor in call.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class CallPair:
@@ -296,6 +306,11 @@ class ComparisonRow(NamedTuple):
     backward: bool
     pair: TensorPair
     outcome: PairOutcome
+
+    @property
+    def place(self) -> ProgramPlace:
+        """Rank and iteration."""
+        return self.rank, self.iteration
 
     @property
     def name(self) -> str:

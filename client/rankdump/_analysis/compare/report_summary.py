@@ -97,8 +97,7 @@ def find_unmatched_calls(rows: Iterable[ComparisonRow]) -> Mapping[str, list[Com
 
 def get_own_place(row: ComparisonRow, report: ComparisonReport) -> ProgramPlace:
     """Return rank and iteration of a row: of side b where only b has the call."""
-    place = row.rank, row.iteration
-    return place if row.name_a else report.places_of_b.get(place, place)
+    return row.place if row.name_a else report.places_of_b.get(row.place, row.place)
 
 
 def max_absolute(row: ComparisonRow) -> float:
