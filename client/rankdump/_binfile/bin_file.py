@@ -126,10 +126,7 @@ def open_source(path: Path) -> BinSource:
     if not select_codec(path.name).suffix:
         return disk
     with disk.open() as file:
-        return PackedSource(
-            disk,
-            tuple(iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)),
-        )
+        return PackedSource(disk, tuple(_iterate_frames(file, disk)))
 
 
 def open_start(path: Path) -> BinSource:
@@ -138,9 +135,7 @@ def open_start(path: Path) -> BinSource:
     if not select_codec(path.name).suffix:
         return disk
     with disk.open() as file:
-        first = next(
-            iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
-        )
+        first = next(_iterate_frames(file, disk))
         file.seek(first.start)
         if first.content_bytes <= _MAX_START_BYTES:
             held = decompress_frame(first, file.read(first.end - first.start))
@@ -148,6 +143,10 @@ def open_start(path: Path) -> BinSource:
             held = decompress_start(file, _MAX_START_BYTES)
     behind = (disk.size - first.end) * MAX_EXPANSION
     return MemorySource(memoryview(held), first.content_bytes + behind)
+
+
+def _iterate_frames(file: BinaryIO, disk: DiskSource) -> Iterator[ZstdFrame]:
+    return iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
 
 
 def _examine_file(path: Path, found: os.stat_result) -> DiskSource:

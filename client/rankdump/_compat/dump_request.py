@@ -119,9 +119,7 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
         if scope:
             raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
         return ()
-    if not isinstance(scope, (list, tuple)):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
-    names = tuple(cast("Sequence[object]", scope))
+    names = cast("Sequence[object]", scope) if isinstance(scope, (list, tuple)) else (None,)
     texts = tuple(name for name in names if isinstance(name, str) and name)
     if len(texts) != len(names):
         raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
@@ -129,10 +127,8 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
         raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; allowed: [start, end]")
     if not texts:
         raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
-    wrong = (
-        [] if mode == "api_list" else [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
-    )
-    if wrong:
+    wrong = [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
+    if wrong and mode != "api_list":
         raise ValueError(
             f"api_dump_start: scope: {wrong[0]!r} is not allowed with mode {mode!r}; "
             f"allowed: names of the form Type_Name_ID, such as NN_Conv2d_0"
