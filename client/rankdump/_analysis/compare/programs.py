@@ -185,33 +185,26 @@ def _split_sides(
 
 
 def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
+    """Return a tensor; what no record says of it, a table, a header or the file name does."""
     key, record = tensor.key, tensor.record
+    entry = tensor if isinstance(tensor, Entry) else None
     if record is not None:
         facts = record.argument, record.dtype, record.shape, record.digest
+    elif row is not None:
+        facts = "", row.dtype, row.shape, ""
+    elif entry is not None and entry.described is not None:
+        facts = "", entry.described.dtype, entry.described.shape, ""
     else:
-        facts = "", *_find_dtype_and_shape(tensor, row), ""
-    entry = tensor if isinstance(tensor, Entry) else None
+        facts = "", key.element.lower(), None, ""
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
     of_row = record if entry is None else None
     return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), None, of_row)
-
-
-def _find_dtype_and_shape(
-    tensor: _NamedTensor, row: Figures | None
-) -> tuple[str, tuple[int, ...] | None]:
-    """Return element type and shape from a table, a header or the file name."""
-    if row is not None:
-        return row.dtype, row.shape
-    if isinstance(tensor, Entry) and tensor.described is not None:
-        return tensor.described.dtype, tensor.described.shape
-    return tensor.key.element.lower(), None
 
 
 def _parse_statistics(row: Figures) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for title in row.values:
         item = _STATISTIC_ITEMS.get(title)
-        number = row.number(item) if item is not None else None
-        if item is not None and number is not None:
+        if item is not None and (number := row.number(item)) is not None:
             found[item] = number
     return found

@@ -159,7 +159,10 @@ def select_excerpt(
     kept = [
         row
         for row in report.rows
-        if everything or make_call_key(row) in suspects or _is_disagreeing_pair(row)
+        # Calls without a partner are listed separately.
+        if everything
+        or make_call_key(row) in suspects
+        or (not row.agrees and row.name_a and row.name_b)
     ]
     if limit is None or len(kept) <= limit:
         return kept
@@ -203,11 +206,6 @@ def _drop_nan(values: Iterable[float]) -> list[float]:
 def _get_error_or_zero(row: ComparisonRow) -> float:
     known = get_row_error(row)
     return 0.0 if math.isnan(known) else known
-
-
-def _is_disagreeing_pair(row: ComparisonRow) -> bool:
-    # Calls without a partner are listed separately.
-    return not row.agrees and bool(row.name_a and row.name_b)
 
 
 def _has_same_suspect(one: DivergenceOrigin, other: DivergenceOrigin) -> bool:
