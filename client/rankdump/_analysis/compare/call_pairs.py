@@ -78,14 +78,14 @@ class PairingState:
         """Calls of b without a partner."""
         return [call for call in self.b.calls if call.position not in self.paired_b]
 
-    def pair_equal_keys(self, rule: PairingRule, key: Callable[[DumpedCall], Hashable]) -> None:
+    def pair_equal_names(self, key: Callable[[DumpedCall], Hashable]) -> None:
         """Pair unpaired calls of the same key in order; calls with the key None are skipped."""
         waiting = _group_calls(self.unpaired_b, key)
         for call in self.unpaired_a:
             own = key(call)
             others = waiting.get(own)
             if own is not None and others:
-                self.add_pair(call, others.pop(), rule)
+                self.add_pair(call, others.pop(), "exact")
 
     def segments(self) -> Iterator[UnpairedSegment]:
         """Yield the unpaired calls between pairs that have the same order on both sides."""
@@ -283,12 +283,10 @@ def _pair_same_names(pairing: PairingState) -> None:
             else (name(call), call.backward)
         )
 
-    pairing.pair_equal_keys("exact", named(lambda call: (call.graph, call.op_name)))
-    pairing.pair_equal_keys("exact", named(lambda call: call.op_name))
-    pairing.pair_equal_keys("exact", named(lambda call: sanitize_name(call.op_name)))
-    pairing.pair_equal_keys(
-        "exact", named(lambda call: strip_sharded_classes(sanitize_name(call.op_name)))
-    )
+    pairing.pair_equal_names(named(lambda call: (call.graph, call.op_name)))
+    pairing.pair_equal_names(named(lambda call: call.op_name))
+    pairing.pair_equal_names(named(lambda call: sanitize_name(call.op_name)))
+    pairing.pair_equal_names(named(lambda call: strip_sharded_classes(sanitize_name(call.op_name))))
 
 
 def _find_alike_families(pairing: PairingState) -> set[OperatorFamily]:

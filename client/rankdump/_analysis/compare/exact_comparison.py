@@ -6,7 +6,6 @@ read only of tensors that differ, to say by how much.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.compare.card_findings import CardFinding
@@ -74,15 +73,14 @@ class ExactReport:
         )
 
 
-def compare_exactly(a: Path, b: Path, *, processes: int | None = None) -> ExactReport:
+def compare_exactly(a: Path, b: Path) -> ExactReport:
     """Compare the bits of two trees; CorruptedError for something that is no tree."""
     notes: list[str] = []
     first, second = open_dump(a), open_dump(b)
     with collector_paused():
         left, right = _read_side(a, first, notes), _read_side(b, second, notes)
         programs = pair_programs(left.programs, right.programs, notes)
-    compare_all = partial(compare_pairs, processes=processes)
-    rows = list(map(_judge_bits, measure_programs(programs, _EXACT, compare_all)))
+    rows = list(map(_judge_bits, measure_programs(programs, _EXACT, compare_pairs)))
     sort_rows(rows)
     report = build_report((left, right), _EXACT, rows, programs)
     earliest = min((own.iteration for own, _ in programs if own.iteration >= 0), default=0)
