@@ -274,7 +274,8 @@ def _pair_same_names(pairing: PairingState) -> None:
     Names that count the calls of an API are shifted when one side has an extra call, so they are
     used only for families that have the same names on both sides.
     """
-    alike = _find_alike_families(pairing)
+    names_a, names_b = _list_numbered_names(pairing.a), _list_numbered_names(pairing.b)
+    alike = {kind for kind, names in names_a.items() if names_b.get(kind) == names}
 
     def named(name: Callable[[DumpedCall], Hashable]) -> Callable[[DumpedCall], Hashable]:
         return lambda call: (
@@ -289,13 +290,8 @@ def _pair_same_names(pairing: PairingState) -> None:
     pairing.pair_equal_names(named(lambda call: strip_sharded_classes(sanitize_name(call.op_name))))
 
 
-def _find_alike_families(pairing: PairingState) -> set[OperatorFamily]:
-    """Return the families whose numbered calls have the same names on both sides."""
-    names_a, names_b = _list_numbered_names(pairing.a), _list_numbered_names(pairing.b)
-    return {kind for kind, names in names_a.items() if names_b.get(kind) == names}
-
-
 def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[str]]:
+    """Return the names of numbered calls by their families, sorted."""
     found: dict[OperatorFamily, list[str]] = {}
     for call in program.calls:
         if is_numbered_call(call):

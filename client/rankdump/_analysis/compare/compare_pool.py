@@ -310,7 +310,9 @@ def _compare_on_cluster(
         client = Client(address, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UnavailableError(f"no Dask scheduler answers at {address}: {error}") from None
-    pairs = {place: _make_pair_absolute(pair) for place, pair in placed}
+    pairs = {
+        place: TensorPair(_make_absolute(pair.a), _make_absolute(pair.b)) for place, pair in placed
+    }
     with client, client.as_current():
         for answers in _yield_group_outcomes(client, group_pairs(pairs.items()), settings):
             yield [
@@ -366,12 +368,8 @@ def _get_task_outcomes(future: Any, group: PairGroup) -> GroupOutcomes | None:
         ) from None
 
 
-def _make_pair_absolute(pair: TensorPair) -> TensorPair:
-    """Return a pair whose files are found from any folder."""
-    return TensorPair(_make_tensor_absolute(pair.a), _make_tensor_absolute(pair.b))
-
-
-def _make_tensor_absolute(tensor: DumpedTensor | None) -> DumpedTensor | None:
+def _make_absolute(tensor: DumpedTensor | None) -> DumpedTensor | None:
+    """Return a tensor whose file is found from any folder."""
     if tensor is None or tensor.entry is None:
         return tensor
     return tensor._replace(entry=tensor.entry._replace(root=tensor.entry.root.absolute()))

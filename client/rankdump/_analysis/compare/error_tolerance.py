@@ -197,7 +197,8 @@ def find_rounding_errors(rows: Sequence[ComparisonRow]) -> list[float]:
             iteration, passed = row.iteration, 0
         unit = find_unit(row.pair)
         carried = max(carried, min(unit, _MAX_CARRIED_UNIT))
-        if _is_from_backward(row):
+        # A parameter is read after the step.
+        if row.backward or row.op_type == PARAMETER_OP_TYPE:
             depth = count + 1 - (layer or 0)
         else:
             passed = depth = passed if layer is None else layer + 1
@@ -230,11 +231,6 @@ def _find_group(row: ComparisonRow) -> _RowGroup:
     if row.op_type == PARAMETER_OP_TYPE:
         return row.rank, row.iteration, row.backward, name.rpartition(".")[0]
     return row.rank, row.iteration, row.position, row.slot_name
-
-
-def _is_from_backward(row: ComparisonRow) -> bool:
-    """Return whether a value comes from the backward pass, as a parameter after a step does."""
-    return row.backward or row.op_type == PARAMETER_OP_TYPE
 
 
 def _find_layer(row: ComparisonRow) -> int | None:

@@ -78,18 +78,14 @@ def compare_statistics(
     }
     if all(left == right for left, right in known.values()):
         return TensorVerdict.SAME, differences
-    if any(_differs_nonfinite(*pair) for pair in known.values()):
+    unequal = (pair for pair in known.values() if pair[0] != pair[1])
+    if not all(math.isfinite(number) for pair in unequal for number in pair):
         return TensorVerdict.NAN, differences
     close = (
         differences[name] <= tolerances.atol + tolerances.rtol * abs(right)
         for name, (_, right) in known.items()
     )
     return (TensorVerdict.NORMAL if all(close) else TensorVerdict.DIFFERENT), differences
-
-
-def _differs_nonfinite(left: float, right: float) -> bool:
-    """Return whether two numbers differ and one of them is not finite."""
-    return left != right and not (math.isfinite(left) and math.isfinite(right))
 
 
 def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
@@ -184,7 +180,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
-    if _is_sample(a) or _is_sample(b):
+    if a.is_sample or b.is_sample:
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
         return _compare_guesses(a, b, settings.tolerances)
@@ -222,11 +218,6 @@ def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
     if a.digest and a.digest == b.digest and a.shape == b.shape:
         return _build_unread_outcome(TensorVerdict.SAME, a, b, *findings)
     return None
-
-
-def _is_sample(tensor: DumpedTensor) -> bool:
-    layout = tensor.layout
-    return layout is not None and layout.is_sample
 
 
 def _find_whole_shape(tensor: DumpedTensor) -> tuple[int, ...] | None:
@@ -416,16 +407,12 @@ def _squeeze_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _format_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-    return f"shape {_format_extents(a)} against {_format_extents(b)}"
-
-
-def _format_extents(numbers: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, numbers))}]"
+    return f"shape {[*a]} against {[*b]}"
 
 
 def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
     """Return findings about the types and shapes of two comparable tensors."""
-    found = [f"{side} has {each.layout}" for side, each in (("a", a), ("b", b)) if _is_sample(each)]
+    found = [f"{side} has {each.layout}" for side, each in (("a", a), ("b", b)) if each.is_sample]
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = select_comparison_dtype(a.dtype, b.dtype)
         how = f", compared as {terms}" if terms else ""
@@ -452,9 +439,7 @@ def _list_nonfinite_findings(
 ) -> tuple[str, ...]:
     measures = found.measures
     if found.first_nonfinite_apart is not None:
-        first = _format_extents(
-            tuple(int(at) for at in np.unravel_index(found.first_nonfinite_apart, shape))
-        )
+        first = [int(at) for at in np.unravel_index(found.first_nonfinite_apart, shape)]
         counts = f"{measures.nonfinite_a:,} in a, {measures.nonfinite_b:,} in b"
         places = f"{measures.nonfinite_apart:,} of {measures.count:,} places"
         return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)

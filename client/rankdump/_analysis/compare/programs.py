@@ -113,7 +113,7 @@ def _build_program(
         for entry in entries
     ]
     named.extend((row, row) for row in rows.values())
-    named.sort(key=_make_time_key)
+    named.sort(key=lambda each: (each[0].key.timestamp_us, each[0].key.side, each[0].key.slot))
     tensors = [
         (tensor.key.graph, tensor.op_name, tensor, _build_tensor(tensor, row, seen))
         for seen, (tensor, row) in enumerate(named)
@@ -150,11 +150,6 @@ def build_program(
         for at, (name, typed, of) in enumerate(calls)
     ]
     return DumpedProgram(rank, iteration, tuple(called))
-
-
-def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str, int]:
-    key = named[0].key
-    return key.timestamp_us, key.side, key.slot
 
 
 def _build_call(

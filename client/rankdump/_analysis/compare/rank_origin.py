@@ -177,12 +177,9 @@ def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
         places = f" at {format_count(count, 'place')}" if count else ""
         return f"{row.place_name} is NaN or infinite on one side alone{places}"
-    return f"{row.place_name} differs{_describe_amount(row)}{_describe_remark(row)}"
-
-
-def _describe_remark(row: ComparisonRow) -> str:
-    found = next((each for each in row.outcome.findings if each.startswith(_TOLD_PREFIXES)), "")
-    return f" ({found})" if found else ""
+    told = next((each for each in outcome.findings if each.startswith(_TOLD_PREFIXES)), "")
+    remark = f" ({told})" if told else ""
+    return f"{row.place_name} differs{_describe_amount(row)}{remark}"
 
 
 def _describe_amount(row: ComparisonRow) -> str:
@@ -270,7 +267,8 @@ def _find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) ->
         tensor = question.select(next(filter(question.is_bad, found.calls[0].inputs)))
         digest = tensor.digest if tensor is not None else ""
         readers = _find_readers(steps, digest, question) if digest else []
-        if not any(_has_finite_outputs(step, question) for step in readers):
+        known = (map(question.is_bad, step.outputs) for step in readers)
+        if not any(all(bad is False for bad in outputs) for outputs in known):
             outputs = (row for step in readers[:_MAX_MASK_READERS] for row in step.outputs)
             return replace(found, unknown=question.list_unknown(outputs))
         question = replace(question, harmless=question.harmless | {digest})
@@ -289,10 +287,6 @@ def _find_readers(
         and any(t and t.digest == digest for t in (question.select(r) for r in step.inputs))
     ]
     return sorted(found, key=lambda step: max(question.get_order(row) for row in step.rows))
-
-
-def _has_finite_outputs(step: CallRows, question: OriginQuestion) -> bool:
-    return all(question.is_bad(row) is False for row in step.outputs)
 
 
 def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:

@@ -212,6 +212,11 @@ class DumpedTensor(NamedTuple):
         return record.layout if record is not None else None
 
     @property
+    def is_sample(self) -> bool:
+        """Whether only its first elements were kept."""
+        return self.layout is not None and self.layout.is_sample
+
+    @property
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where it has none."""
         record = self.record

@@ -5,7 +5,7 @@ the terminal and the pages. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.error_tolerance import NORMAL_RATIO
@@ -122,19 +122,16 @@ def describe_missing_origin(report: ComparisonReport) -> str:
     """Return one sentence for a report without an origin."""
     counts = count_verdicts(report.rows)
     if not set(counts) - set(_NOT_COMPARED_REASONS):
-        return f"nothing was compared: {_describe_not_compared(counts) or 'no pair of tensors'}"
+        texts = [
+            f"{format_count(count, 'tensor')} {_NOT_COMPARED_REASONS[verdict]}"
+            for verdict, count in counts.items()
+        ]
+        return f"nothing was compared: {', '.join(texts) or 'no pair of tensors'}"
     if report.agrees:
         return "no value differs" if describe_dtype_differences(report) else "nothing differs"
     if all(row.agrees for row in report.rows):
         return "all tensors that were compared agree, but not everything was compared"
     return "no operator was found whose inputs agree and whose outputs do not"
-
-
-def _describe_not_compared(counts: Mapping[TensorVerdict, int]) -> str:
-    return ", ".join(
-        f"{format_count(count, 'tensor')} {_NOT_COMPARED_REASONS[verdict]}"
-        for verdict, count in counts.items()
-    )
 
 
 def describe_dtype_differences(report: ComparisonReport) -> str:
