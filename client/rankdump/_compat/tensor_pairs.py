@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
@@ -35,6 +35,9 @@ from rankdump._layout.api_tree import (
     parse_tensor_name,
 )
 from rankdump.errors import CorruptedError
+
+_CallShapes: TypeAlias = dict[tuple[TensorSide, str], TensorShape]
+"""Shapes of the tensors of a call, by side and place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +110,6 @@ class ApiDumpStep:
     """The same calls in the form in which they are paired."""
 
 
-@dataclass(slots=True)
-class _StepCall:
-    tensor: ApiInfoTensor
-    """The first of its tensors."""
-    shapes: dict[tuple[TensorSide, str], TensorShape] = field(
-        default_factory=dict[tuple[TensorSide, str], TensorShape]
-    )
-
-    def make_flow_call(self, framework: str) -> FlowCall:
-        call = self.tensor.call
-        return FlowCall(
-            call.api,
-            unify_api_name(framework, call.kind, call.api),
-            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.INPUT),
-            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.OUTPUT),
-        )
-
-
 def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDumpStep]:
     """Return the steps of a dump as troubleshooter splits them."""
     return [_make_step(None, block, framework) for block in _split_blocks(tensors)]
@@ -177,18 +162,26 @@ def _split_blocks(tensors: Iterable[ApiInfoTensor]) -> list[list[ApiInfoTensor]]
 
 
 def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: str) -> ApiDumpStep:
-    calls: list[_StepCall] = []
-    places: dict[str, _StepCall] = {}
+    calls: list[tuple[ApiCall, _CallShapes]] = []
+    latest: dict[str, _CallShapes] = {}
     for tensor in tensors:
         stem = tensor.call.stem
-        call = places.get(stem)
+        shapes = latest.get(stem)
         # A layer has no number: unless its lines are adjacent, they are of another call.
-        if call is None or (tensor.call.kind == LAYER_KIND and call is not calls[-1]):
-            call = places[stem] = _StepCall(tensor)
-            calls.append(call)
-        call.shapes[tensor.place.side, tensor.place.path] = tensor.shape
-    names = tuple(call.tensor.call.stem for call in calls)
-    return ApiDumpStep(number, names, tuple(call.make_flow_call(framework) for call in calls))
+        if shapes is None or (tensor.call.kind == LAYER_KIND and shapes is not calls[-1][1]):
+            shapes = latest[stem] = {}
+            calls.append((tensor.call, shapes))
+        shapes[tensor.place.side, tensor.place.path] = tensor.shape
+    names = tuple(call.stem for call, _ in calls)
+    return ApiDumpStep(number, names, tuple(_make_flow_call(*each, framework) for each in calls))
+
+
+def _make_flow_call(call: ApiCall, shapes: _CallShapes, framework: str) -> FlowCall:
+    inputs, outputs = (
+        tuple(shape for (side, _), shape in shapes.items() if side is wanted)
+        for wanted in (TensorSide.INPUT, TensorSide.OUTPUT)
+    )
+    return FlowCall(call.api, unify_api_name(framework, call.kind, call.api), inputs, outputs)
 
 
 TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]

@@ -50,28 +50,19 @@ from rankdump._analysis.compare.report_summary import (
     make_call_key,
 )
 
-VERDICT_COLOURS = {
-    TensorVerdict.SAME.value: "#9aa5b1",
-    TensorVerdict.NORMAL.value: "#4c8bb8",
-    TensorVerdict.SUSPICIOUS.value: "#e0a458",
-    TensorVerdict.DIFFERENT.value: "#d9622b",
-    TensorVerdict.NAN.value: "#8e3fa8",
-    TensorVerdict.SHAPE.value: "#8a5a2b",
-    TensorVerdict.UNMATCHED.value: "#c9a227",
-    TensorVerdict.UNREADABLE.value: "#222222",
-    TensorVerdict.UNKNOWN.value: "#c9ced6",
-}
-VERDICT_MARKERS = {
-    TensorVerdict.SAME.value: "circle",
-    TensorVerdict.NORMAL.value: "circle",
-    TensorVerdict.SUSPICIOUS.value: "triangle",
-    TensorVerdict.DIFFERENT.value: "diamond",
-    TensorVerdict.NAN.value: "star",
-    TensorVerdict.SHAPE.value: "square",
-    TensorVerdict.UNMATCHED.value: "inverted_triangle",
-    TensorVerdict.UNREADABLE.value: "asterisk",
-    TensorVerdict.UNKNOWN.value: "circle",
-}
+_VERDICT_LOOKS = (
+    (TensorVerdict.SAME, "#9aa5b1", "circle"),
+    (TensorVerdict.NORMAL, "#4c8bb8", "circle"),
+    (TensorVerdict.SUSPICIOUS, "#e0a458", "triangle"),
+    (TensorVerdict.DIFFERENT, "#d9622b", "diamond"),
+    (TensorVerdict.NAN, "#8e3fa8", "star"),
+    (TensorVerdict.SHAPE, "#8a5a2b", "square"),
+    (TensorVerdict.UNMATCHED, "#c9a227", "inverted_triangle"),
+    (TensorVerdict.UNREADABLE, "#222222", "asterisk"),
+    (TensorVerdict.UNKNOWN, "#c9ced6", "circle"),
+)
+VERDICT_COLOURS = {verdict.value: colour for verdict, colour, _ in _VERDICT_LOOKS}
+VERDICT_MARKERS = {verdict.value: marker for verdict, _, marker in _VERDICT_LOOKS}
 RANK_COLOURS = (
     "#1f6f8b",
     "#d9822b",
