@@ -310,15 +310,18 @@ def _compare_parameters(
         whole = [
             (name, each, its.whole[name]) for name, each in own.whole.items() if name in its.whole
         ]
-        both = [name for name, *_ in whole]
         types = [name for name, x, y in whole if x.dtype != y.dtype]
-        same_type = [name for name, x, y in whole if x.dtype == y.dtype]
         unequal = [name for name, x, y in whole if x.dtype == y.dtype and x.digest != y.digest]
         if types:
             one = f"{own.whole[types[0]].dtype} against {its.whole[types[0]].dtype}"
-            yield _make_parameter_finding("types of the weights", types, both, at, f"{one}, ")
+            detail = f"{one}, {_list_names(types)}"
+            yield _make_parameter_finding(
+                "types of the weights differ", types, len(whole), at, detail
+            )
         if unequal:
-            found = _make_parameter_finding("weights", unequal, same_type, at)
+            found = _make_parameter_finding(
+                "weights differ", unequal, len(whole) - len(types), at, _list_names(unequal)
+            )
             yield replace(found, is_difference=at == first or not is_joined)
         if types or unequal:
             break
@@ -333,15 +336,16 @@ def _merge_iteration(side: FoundCards, iteration: int) -> MergedParameters:
 
 
 def _make_parameter_finding(
-    what: str, names: Sequence[str], compared: Sequence[str], iteration: int, values: str = ""
+    what: str,
+    names: Sequence[str],
+    compared: int,
+    iteration: int,
+    detail: str,
+    ranks: Sequence[int] = (),
 ) -> CardFinding:
-    count = f"{len(names):,} of {format_count(len(compared), 'parameter')}"
-    return CardFinding(
-        "parameters",
-        f"the {what} differ before iteration {iteration}: {count} ({values}{_list_names(names)})",
-        names=tuple(names),
-        iteration=iteration,
-    )
+    count = f"{len(names):,} of {format_count(compared, 'parameter')}"
+    text = f"the {what} before iteration {iteration}: {count} ({detail})"
+    return CardFinding("parameters", text, True, tuple(names), tuple(ranks), iteration)
 
 
 def _group_iterations(cards: Sequence[RankCard]) -> list[tuple[int, list[RankCard]]]:
@@ -358,14 +362,9 @@ def _compare_replicas(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
         if merged.unequal:
             names, ranks = [*merged.unequal], sorted(set[int]().union(*merged.unequal.values()))
             total = len({name for each in own for name in each.card.parameters})
-            count = f"{len(names):,} of {format_count(total, 'parameter')}"
-            yield CardFinding(
-                "parameters",
-                f"the weights differ between ranks before iteration {iteration}: {count} "
-                f"({_list_names(names)}; rank {ranges(ranks)})",
-                names=tuple(names),
-                ranks=tuple(ranks),
-                iteration=iteration,
+            detail = f"{_list_names(names)}; rank {ranges(ranks)}"
+            yield _make_parameter_finding(
+                "weights differ between ranks", names, total, iteration, detail, ranks
             )
             return
 
