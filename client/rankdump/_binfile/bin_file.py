@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,17 +42,8 @@ _MAX_START_BYTES = 16 << 20
 """Bytes of a larger first frame that are unpacked to read a header, unchecked."""
 
 
-class BinSource(Protocol):
-    """Source of the bytes of a plain file."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the plain file, or the most that it can have where that was not examined."""
-        ...
-
-    def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes between two offsets that the file has."""
-        ...
+BinSource: TypeAlias = "MemorySource | DiskSource | PackedSource"
+"""Source of the bytes of a plain file, with its size, or the most that it can have."""
 
 
 @dataclass(frozen=True, slots=True)
