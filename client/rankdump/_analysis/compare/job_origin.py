@@ -50,13 +50,8 @@ class MergedCallOrder:
 
 def find_job_origin(
     found: Sequence[RankOrigin], merged: MergedCallOrder, suspects: Sequence[SuspectCall]
-) -> DivergenceOrigin | None:
-    """Return the origin in the whole job; None when no rank has one.
-
-    `suspects` are the likeliest suspects of the ranks.
-    """
-    if not found:
-        return None
+) -> DivergenceOrigin:
+    """Return the origin in the whole job, from those of ranks with their likeliest suspects."""
     earliest = min(each.iteration_key for each in found)
     candidates = [
         (each, suspect)

@@ -120,6 +120,8 @@ def find_origins(
     of_ranks: list[DivergenceOrigin] = []
     for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
         found = find_rank_origins(rows, question)
+        if not found:
+            continue
         own = [convert_rank_origin(each, _build_suspects(each, rows, sides)) for each in found]
         merged = sides.read_merged_order(found, question) if len(found) > 1 else MergedCallOrder()
         together = find_job_origin(found, merged, [origin.suspects[0] for origin in own])
@@ -127,9 +129,8 @@ def find_origins(
             _add_sender(origin, find_sender(each, found, merged))
             for each, origin in zip(found, own, strict=True)
         )
-        if together is not None:
-            # The origin of a single rank has all candidates.
-            of_all.append(own[0] if len(found) == 1 else together)
+        # The origin of a single rank has all candidates.
+        of_all.append(own[0] if len(found) == 1 else together)
     of_ranks.sort(key=lambda origin: origin.suspects[0].rank)
     return tuple(of_all), tuple(of_ranks)
 
@@ -206,43 +207,32 @@ def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]
 
 
 def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> None:
-    alike = _SameDigestRows(rows, question)
+    tensors = list(map(question.select, rows))
+    digests = [tensor.digest if tensor is not None else "" for tensor in tensors]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for at, digest in enumerate(digests):
+        alike[digest].append(at)
+
+    def set_nonfinite(at: int, found: bool) -> None:
+        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
+        for each in alike[digests[at]] if digests[at] else [at]:
+            row = rows[each]
+            if question.is_bad(row) is None:
+                outcome = replace(row.outcome, **{f"nonfinite_{question.side}": found})
+                rows[each] = row._replace(outcome=outcome)
+
     for at, row in enumerate(rows):
         if question.is_bad(row):
-            alike.set_nonfinite(at, True)
+            set_nonfinite(at, True)
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
         answers = [(places[id(row)], _read_nonfinite(question.select(row))) for row in asked]
         known = [(at, found) for at, found in answers if found is not None]
         for at, found in known:
-            alike.set_nonfinite(at, found)
+            set_nonfinite(at, found)
         if not known:
             return
-
-
-class _SameDigestRows:
-    """Rows whose tensors have the same bytes on the side that is asked about."""
-
-    def __init__(self, rows: list[ComparisonRow], question: OriginQuestion) -> None:
-        self._rows, self._question = rows, question
-        self._places: defaultdict[str, list[int]] = defaultdict(list)
-        for at in range(len(rows)):
-            self._places[self._digest(at)].append(at)
-
-    def set_nonfinite(self, at: int, found: bool) -> None:
-        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
-        digest = self._digest(at)
-        field_name = f"nonfinite_{self._question.side}"
-        for each in self._places[digest] if digest else [at]:
-            row = self._rows[each]
-            if self._question.is_bad(row) is None:
-                outcome = replace(row.outcome, **{field_name: found})
-                self._rows[each] = row._replace(outcome=outcome)
-
-    def _digest(self, at: int) -> str:
-        tensor = self._question.select(self._rows[at])
-        return tensor.digest if tensor is not None else ""
 
 
 def _read_nonfinite(tensor: DumpedTensor | None) -> bool | None:
