@@ -68,14 +68,11 @@ def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding
             text = f"{name} has no rank {ranks}, and its job had {side.world_size} ranks"
             found.append(CardFinding("ranks", text, ranks=side.missing_ranks))
     for name, side in (("a", a), ("b", b)):
-        if side.damages:
-            count = format_count(len(side.damages), "problem")
-            found.append(CardFinding("files", f"{name} has {count}; first {side.damages[0]}"))
-        if side.missing_files:
-            count = format_count(len(side.missing_files), "file")
-            found.append(
-                CardFinding("files", f"{name} lacks {count}; first {side.missing_files[0]}")
-            )
+        lists = (("has", side.damages, "problem"), ("lacks", side.missing_files, "file"))
+        for verb, texts, noun in lists:
+            if texts:
+                count = format_count(len(texts), noun)
+                found.append(CardFinding("files", f"{name} {verb} {count}; first {texts[0]}"))
     return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
 
 

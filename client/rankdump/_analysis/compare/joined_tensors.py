@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import accumulate, permutations, product
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -127,9 +128,11 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
         ways += _list_nested_ways(first, count, kind)
         # The loss of a batch is the mean of those of its parts.
         priority = 1 if prod(first) == 1 else 3
-        mean = JoinWay("averaged", first, lambda parts: ReducedElements(parts, divisor=count))
-        ways.append(replace(mean, priority=priority))
-        ways.append(JoinWay(_SUM, first, lambda parts: ReducedElements(parts), 4))
+        mean = partial(ReducedElements, divisor=count)
+        ways += [
+            JoinWay("averaged", first, mean, priority),
+            JoinWay(_SUM, first, ReducedElements, 4),
+        ]
     return ways
 
 
@@ -158,10 +161,7 @@ def _make_nested_way(
     sizes[first] *= inner
     sizes[second] *= outer
     indices: list[dict[int, _Indices]] = [
-        {
-            first: (_cut(at % inner, shape[first]),),
-            second: (_cut(at // inner, shape[second]),),
-        }
+        {first: (_cut(at % inner, shape[first]),), second: (_cut(at // inner, shape[second]),)}
         for at in range(inner * outer)
     ]
     text = f"joined {inner} by {outer} along dimension {first} and then {second}"
@@ -183,13 +183,12 @@ def _make_placed_way(
     """
 
     def join(parts: Sequence[TensorElements]) -> TensorElements:
-        placed = [
-            PlacedPart(
-                part,
-                part.shape,
-                [own.get(at, (range(extent),)) for at, extent in enumerate(part.shape)],
-            )
+        ranges = (
+            [own.get(at, (range(extent),)) for at, extent in enumerate(part.shape)]
             for part, own in zip(parts, indices, strict=True)
+        )
+        placed = [
+            PlacedPart(part, part.shape, each) for part, each in zip(parts, ranges, strict=True)
         ]
         return PlacedElements(placed, shape, np.result_type(*(part.dtype for part in parts)))
 
@@ -217,13 +216,9 @@ def _list_dimension_ways(shapes: Sequence[tuple[int, ...]], dimension: int) -> l
         found.append(("joined in turns", turns, 0))
         if sizes[0] % 2 == 0:
             found.append(("joined in zigzag", list_zigzag_indices(count, sizes[0]), 1))
+    along = f"along dimension {dimension}"
     return [
-        _make_placed_way(
-            f"{how} along dimension {dimension}",
-            shape,
-            [{dimension: own} for own in indices],
-            priority,
-        )
+        _make_placed_way(f"{how} {along}", shape, [{dimension: own} for own in indices], priority)
         for how, indices, priority in found
     ]
 
