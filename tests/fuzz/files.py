@@ -12,7 +12,6 @@ from rankdump._analysis.reader import tensor_loader
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
 from rankdump._analysis.reader.tensor_loader import described, load_file
 from rankdump._binfile import bin_file
-from rankdump._binfile.header import format_header_json
 from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._binfile.overflow_record import OpDebugRecord, parse_overflow_record
 from rankdump._codec.file_codec import get_codec
@@ -49,7 +48,6 @@ def bins(data: bytes) -> None:
     for _ in described(path):
         pass
     opened = bin_file.open_bin_file(path)
-    format_header_json(opened.header)
     again = bin_file.parse_bin_file(
         memoryview(bin_file.serialize_bin_head(opened.header) + bytes(_payloads(opened)))
     )

@@ -8,6 +8,7 @@ import numpy as np
 import xxhash
 
 from rankdump._analysis.compare.report import DumpedTensor, TensorPair
+from rankdump._analysis.compare.tensor_blocks import TensorElements
 from rankdump._codec.file_codec import get_codec
 from rankdump._core import npy_format
 from rankdump._core.record import TensorKey, TensorSide
@@ -63,3 +64,9 @@ def path_of(tensor: DumpedTensor | None) -> Path:
     assert tensor is not None
     assert tensor.entry is not None
     return tensor.entry.path
+
+
+def read_all(elements: TensorElements) -> np.ndarray:
+    """Return the whole tensor as an array."""
+    buffer = np.empty(elements.size * elements.dtype.itemsize, np.uint8).data
+    return elements.part(0, elements.size, buffer).reshape(elements.shape)

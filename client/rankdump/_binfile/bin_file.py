@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,22 +42,8 @@ _MAX_START_BYTES = 16 << 20
 """Bytes of a larger first frame that are unpacked to read a header, unchecked."""
 
 
-class BinSource(Protocol):
-    """Source of the bytes of a plain file."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the plain file, or the most that it can have where that was not examined."""
-        ...
-
-    @property
-    def available_bytes(self) -> int:
-        """Bytes from the first on that can be read."""
-        ...
-
-    def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes between two offsets that the file has."""
-        ...
+BinSource: TypeAlias = "MemorySource | DiskSource | PackedSource"
+"""Source of the bytes of a plain file, with its size, or the most that it can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +52,6 @@ class MemorySource:
 
     data: memoryview
     size: int
-
-    @property
-    def available_bytes(self) -> int:
-        """Bytes in memory."""
-        return len(self.data)
 
     def read(self, start: int, end: int) -> memoryview:
         """Return a view."""
@@ -85,11 +66,6 @@ class DiskSource:
     size: int
     changed_ns: int
     inode: int
-
-    @property
-    def available_bytes(self) -> int:
-        """All of its bytes."""
-        return self.size
 
     @contextmanager
     def open(self) -> Generator[BinaryIO, None, None]:
@@ -117,11 +93,6 @@ class PackedSource:
         """Bytes of the plain file."""
         return self._frames[-1].content_end
 
-    @property
-    def available_bytes(self) -> int:
-        """All of them."""
-        return self.size
-
     def read(self, start: int, end: int) -> memoryview:
         """Return the bytes; those of one frame are not copied."""
         touched = [f for f in self._frames if f.content_offset < end and start < f.content_end]
@@ -146,10 +117,7 @@ def open_source(path: Path) -> BinSource:
     if not select_codec(path.name).suffix:
         return disk
     with disk.open() as file:
-        return PackedSource(
-            disk,
-            tuple(iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)),
-        )
+        return PackedSource(disk, tuple(_iterate_frames(file, disk)))
 
 
 def open_start(path: Path) -> BinSource:
@@ -158,9 +126,7 @@ def open_start(path: Path) -> BinSource:
     if not select_codec(path.name).suffix:
         return disk
     with disk.open() as file:
-        first = next(
-            iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
-        )
+        first = next(_iterate_frames(file, disk))
         file.seek(first.start)
         if first.content_bytes <= _MAX_START_BYTES:
             held = decompress_frame(first, file.read(first.end - first.start))
@@ -168,6 +134,10 @@ def open_start(path: Path) -> BinSource:
             held = decompress_start(file, _MAX_START_BYTES)
     behind = (disk.size - first.end) * MAX_EXPANSION
     return MemorySource(memoryview(held), first.content_bytes + behind)
+
+
+def _iterate_frames(file: BinaryIO, disk: DiskSource) -> Iterator[ZstdFrame]:
+    return iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
 
 
 def _examine_file(path: Path, found: os.stat_result) -> DiskSource:
@@ -248,11 +218,8 @@ def read_bin_header(path: Path) -> DumpData:
     """
     with _name_corrupted_file(path):
         source = open_start(path)
-        part = source.available_bytes < source.size
-        if part and (
-            source.available_bytes <= HEADER_LENGTH_BYTES
-            or source.available_bytes < _find_header_end(source)
-        ):
+        held = len(source.data) if isinstance(source, MemorySource) else source.size
+        if held < source.size and (held <= HEADER_LENGTH_BYTES or held < _find_header_end(source)):
             source = open_source(path)
         return _parse_source(source, path).header
 

@@ -1,5 +1,5 @@
-"""Protobuf form of a `bin` file's header, and the JSON that CANN's tools make of it (CANN,
-`dump_data.proto`). The only module of the package that uses protobuf.
+"""Protobuf form of a `bin` file's header (CANN, `dump_data.proto`). The only module of the package
+that uses protobuf.
 
 Two bytes can be a whole tensor's entry, and a value takes a hundred times as much memory, so
 fields are counted, and a header that has too many is rejected before it is parsed.
@@ -7,8 +7,6 @@ fields are counted, and a header that has too many is rejected before it is pars
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -174,28 +172,3 @@ def _list_field_names(kind: Any) -> tuple[str, ...]:
 @cache
 def _list_repeated_fields(kind: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields(kind) if field.default == ())
-
-
-_UINT64_FIELDS = frozenset(
-    ("dim", "dim_start", "dim_end", "size", "address", "offset", "dump_time")
-)
-"""Fields of 64 bits, written as texts because a number of JSON may hold only 53."""
-
-
-def format_header_json(header: DumpData) -> str:
-    """Return a header as indented JSON: names as in the message, defaults too, enums as numbers.
-
-    Fields that this description does not know are left out, as protobuf does.
-    """
-    return json.dumps(_render_value("", header), indent=1, ensure_ascii=False)
-
-
-def _render_value(name: str, value: Any) -> Any:
-    if is_dataclass(value):
-        held = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "extra"}
-        return {name: _render_value(name, each) for name, each in held.items() if each is not None}
-    if isinstance(value, tuple):
-        return [_render_value(name, each) for each in cast("tuple[Any, ...]", value)]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    return str(value) if name in _UINT64_FIELDS else value

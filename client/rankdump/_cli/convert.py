@@ -14,11 +14,17 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis import convert as bin_conversion
-from rankdump._analysis.convert.request import (
-    ConversionFailure,
+from rankdump._analysis.convert.conversion import (
     ConversionRequest,
     ConversionSummary,
+    convert_files,
+    write_result_lists,
+)
+from rankdump._analysis.convert.folders import (
+    ConversionFailure,
+    escape_line,
+    find_bin_files,
+    make_output_folder,
 )
 from rankdump._cli.output import print_lines, show_progress
 from rankdump._cli.text_format import format_count
@@ -131,16 +137,16 @@ def convert(
     out, output_tensor = _choose_folder(out, short_out, output_tensor)
     side, index = _choose_tensor(input_tensor, output_tensor)
     _check_options(source, target, shape, side)
-    found = bin_conversion.find_bin_files(source, out, recursive=recursive)
+    found = find_bin_files(source, out, recursive=recursive)
     if not found.jobs and not found.problems:
         hidden = f"; {format_count(len(found.hidden), 'hidden file')} left out" * bool(found.hidden)
         raise CorruptedError(f"{source}: no bin file found{hidden}")
     with _report_write_errors(out):
-        bin_conversion.make_output_folder(out, out)
+        make_output_folder(out, out)
     request = ConversionRequest(target or "", kind, shape, side, index)
     count = itertools.count(1)
     with show_progress("converting") as report_progress:
-        summary = bin_conversion.convert_files(
+        summary = convert_files(
             found,
             out,
             request,
@@ -152,7 +158,7 @@ def convert(
     else:
         _print_summary(out, summary, found.hidden)
     with _report_write_errors(out):
-        bin_conversion.write_result_lists(out, summary, listing=source.is_dir())
+        write_result_lists(out, summary, listing=source.is_dir())
     return 1 if summary.failed else 0
 
 
@@ -210,9 +216,7 @@ def _print_summary(out: Path, summary: ConversionSummary, hidden: Iterable[Path]
         *((path, "empty") for path in summary.empty),
         *((failure.path, failure.reason) for failure in summary.failures),
     )
-    print_lines(
-        (bin_conversion.escape_line(f"{path}: {reason}") for path, reason in problems), err=True
-    )
+    print_lines((escape_line(f"{path}: {reason}") for path, reason in problems), err=True)
     counts = (len(summary.empty), "empty"), (len(summary.failed), "not or only partly converted")
     parts = [
         f"{format_count(summary.tensors, 'tensor')} of "

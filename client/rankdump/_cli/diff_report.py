@@ -17,7 +17,6 @@ from rankdump import reader
 from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
-from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
@@ -288,9 +287,10 @@ def print_report(report: ComparisonReport, *, everything: bool, limit: int | Non
     """Print a report: origins, kinds, counts, the selected rows, then remarks and notes."""
     most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
     rows = select_excerpt(report, most, everything=everything)
-    kinds, alone = format_kinds(report.rows, format_scope_name), format_rank_origins(report)
+    kinds = format_kinds(report.rows, format_scope_name)
+    alone = report_text.format_rank_origins(report)
     causes = report_text.list_card_differences(report)
-    parts = (causes, format_origins(report), kinds, alone, format_report_totals(report))
+    parts = (causes, report_text.format_origins(report), kinds, alone, format_report_totals(report))
     print_lines([line for part in parts for line in (*part, "") if part][:-1])
     if rows:
         print_lines([""])

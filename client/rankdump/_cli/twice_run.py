@@ -105,7 +105,7 @@ def _report(root: Path, codes: list[int], *, as_json: bool) -> int:
 
 def format_twice(found: ExactReport) -> list[str]:
     """Return the lines about two runs: what they began with, then where each rank differs first."""
-    from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
+    from rankdump._analysis.compare.report_text import format_origins, format_rank_origins
 
     report = found.report
     lines = _format_start(found) if found.differing else []
@@ -149,7 +149,7 @@ def _format_start(found: ExactReport) -> list[str]:
 
 
 def _has_differing_row(found: ExactReport, rank: int) -> bool:
-    return any(row.rank == rank and not row.outcome.verdict.agrees for row in found.report.rows)
+    return any(row.rank == rank and not row.agrees for row in found.report.rows)
 
 
 def make_body(found: ExactReport, codes: list[int]) -> dict[str, object]:

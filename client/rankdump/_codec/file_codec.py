@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import zstandard
 
@@ -28,92 +28,60 @@ _MAX_JOINED_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 
 
-class FileCodec(Protocol):
-    """Packs the parts of one file, and unpacks the whole."""
+@dataclass(frozen=True, slots=True)
+class FileCodec:
+    """Packs the parts of one file, and unpacks the whole; this one leaves the bytes as they are."""
 
-    @property
-    def name(self) -> str:
-        """Its name in a plan."""
-        ...
-
-    @property
-    def suffix(self) -> str:
-        """Text that it appends to `.npy`."""
-        ...
-
-    @property
-    def is_deferrable(self) -> bool:
-        """Whether files may be packed some time after they were written."""
-        ...
+    name: str = "none"
+    """Its name in a plan."""
+    suffix: str = ""
+    """Text that it appends to `.npy`."""
+    is_deferrable: bool = False
+    """Whether files may be packed some time after they were written."""
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the file's bytes in parts; safe to call from several threads."""
-        ...
-
-    def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
-        """Return the same bytes for blocks that have this size together, one after the other."""
-        ...
-
-    def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
-        """Return the bytes before encoding; CorruptedError when damaged or over the limit."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NoneCodec:
-    """Leaves the bytes as they are."""
-
-    name: str = "none"
-    suffix: str = ""
-    is_deferrable: bool = False
-
-    def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
-        """Return the parts themselves."""
         return parts
 
     def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
-        """Return the blocks themselves."""
+        """Return the same bytes for blocks that have this size together, one after the other."""
         return blocks
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
-        """Return the data itself."""
+        """Return the bytes before encoding; CorruptedError when damaged or over the limit."""
         if len(data) > limit_bytes:
             raise CorruptedError(f"damaged: {len(data)} bytes, at most {limit_bytes} are allowed")
         return data
 
 
-class _ThreadCompressors(threading.local):
-    """Compressors of one thread: each keeps its window between frames."""
+class _ThreadCompressor(threading.local):
+    """Compressor of one thread, which keeps its window between frames."""
 
     def __init__(self) -> None:
-        self.by_level: dict[int, zstandard.ZstdCompressor] = {}
+        self.zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
 
 
-_compressors = _ThreadCompressors()
+_compressor = _ThreadCompressor()
 
 
 @dataclass(frozen=True, slots=True)
-class ZstdCodec:
+class ZstdCodec(FileCodec):
     """zstd frames with content size and checksum: writes one, reads all of a file."""
 
-    level: int = 1
     name: str = "zstd"
     suffix: str = ".zst"
     is_deferrable: bool = True
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the frame in parts; zstandard releases the GIL while it works."""
-        size = sum(map(len, parts))
-        if size <= _MAX_JOINED_BYTES:
-            return (self._compressor().compress(b"".join(parts)),)
-        return (*self.encode_blocks(parts, size),)
+        return (*self.encode_blocks(parts, _count_bytes(parts)),)
 
     def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
         """Yield the frame, which does not depend on where a block ends."""
         if size <= _MAX_JOINED_BYTES:
-            yield self._compressor().compress(b"".join(blocks))
+            yield _compressor.zstd.compress(b"".join(blocks))
             return
-        stream = self._compressor().compressobj(size=size)
+        stream = _compressor.zstd.compressobj(size=size)
         for block in blocks:
             if packed := stream.compress(block):
                 yield packed
@@ -132,12 +100,6 @@ class ZstdCodec:
             part = decompress_frame(frame, view[frame.start : frame.end])
             whole[frame.content_offset : frame.content_end] = part
         return memoryview(whole).toreadonly()
-
-    def _compressor(self) -> zstandard.ZstdCompressor:
-        made = _compressors.by_level
-        if self.level not in made:
-            made[self.level] = zstandard.ZstdCompressor(level=self.level, write_checksum=True)
-        return made[self.level]
 
 
 def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
@@ -187,7 +149,7 @@ def unpack_stream(packed: BinaryIO, write: Callable[[bytes], object], *, limit_b
 
 CODECS: dict[str, FileCodec] = {
     codec.name: codec
-    for codec in (NoneCodec(), ZstdCodec(), ZstdCodec(name="zstd-always", is_deferrable=False))
+    for codec in (FileCodec(), ZstdCodec(), ZstdCodec(name="zstd-always", is_deferrable=False))
 }
 
 
@@ -232,7 +194,7 @@ def pack_file(
     a large file that packing would make smaller is stored in a frame of the codec, so that it can
     be packed later under the same name.
     """
-    size = sum(map(len, parts))
+    size = _count_bytes(parts)
     if not codec.suffix or (codec.is_deferrable and size <= BLOCK_BYTES):
         return parts
     if size <= SMALL_FILE_BYTES:

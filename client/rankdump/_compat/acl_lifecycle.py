@@ -9,11 +9,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec
 
 from rankdump._config import config_file
 from rankdump._config.config_section import ConfigNotes
@@ -38,7 +39,6 @@ NOT_INITIALISED = 100_045
 INTERNAL = 500_000
 
 _CallP = ParamSpec("_CallP")
-_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(slots=True)
@@ -145,14 +145,12 @@ class AclDumpLifecycle:
 
     def _read_configuration(self, path: Path) -> _AclDump:
         file, notes = str(path), ConfigNotes()
-        source = _read_or_fail(UNREADABLE_FILE, lambda: config_file.read_config_file(path))
-        body = _read_or_fail(
-            UNPARSABLE, lambda: config_file.parse_acl_document(source, file=file, notes=notes)
-        )
-        plan = _read_or_fail(
-            BAD_CONFIGURATION,
-            lambda: config_file.make_acl_plan(body, file=file, environ=self._environ, notes=notes),
-        )
+        with _failing_as(UNREADABLE_FILE):
+            source = config_file.read_config_file(path)
+        with _failing_as(UNPARSABLE):
+            body = config_file.parse_acl_document(source, file=file, notes=notes)
+        with _failing_as(BAD_CONFIGURATION):
+            plan = config_file.make_acl_plan(body, file=file, environ=self._environ, notes=notes)
         agent = AgentAddress("")
         if plan.enabled:
             agent = self._agents.find(self._environ, embedded=plan.delivery.embedded)
@@ -200,9 +198,10 @@ class AclDumpLifecycle:
         return replace(plan, output=replace(plan.output, started=started))
 
 
-def _read_or_fail(code: int, read: Callable[[], _ResultT]) -> _ResultT:
+@contextmanager
+def _failing_as(code: int) -> Generator[None]:
     try:
-        return read()
+        yield
     except ConfigError as error:
         raise _AclCallError(code, error) from None
 

@@ -25,7 +25,6 @@ from rankdump._compat.dump_request import (
     ApiCallScope,
     ApiDumpRequest,
     ApiDumpSetting,
-    EveryCallScope,
     make_call_scope,
     make_dump_plan,
 )
@@ -137,7 +136,7 @@ class ApiDumpController:
         self._lock = threading.RLock()
         self._observed: _ObservedModel | None = None
         self._request = ApiDumpRequest()
-        self._scope: ApiCallScope = EveryCallScope()
+        self._scope = ApiCallScope()
         self._window: DumpWindow | None = None
         self._windows = 0
         self._log_once = LogOnce(_logger)
@@ -236,7 +235,13 @@ class ApiDumpController:
         except (RankdumpError, OSError) as error:
             _logger.error("rankdump: nothing will be dumped: %s", error)
             return
-        options = make_api_options(request, self._scope, retain_backward=setting.retain_backward)
+        options = ApiOptions(
+            retain_backward=setting.retain_backward,
+            filter_data=request.filter_data,
+            filter_stack=request.filter_stack,
+            layers_once=request.keeps_elements,
+            scope=self._scope.is_selected,
+        )
         session = Session(plan, identity=identity, agent=agent)
         self._window = DumpWindow(session, step, observed.hook, options)
         self._windows += 1
@@ -252,7 +257,7 @@ class ApiDumpController:
             return
         for sentence in self._scope.list_missing():
             self._log(f"API dump: {sentence}")
-        if window.undelivered:
+        if window.session.undelivered:
             self._log("API dump stopped", about="stopped")
         elif window.selected_calls or window.selected_marks:
             count, folder = window.selected_calls, self._find_folder(observed)
@@ -265,12 +270,13 @@ class ApiDumpController:
 
     def _begin_step(self, number: int) -> None:
         if self._window is not None:
-            self._window.begin_step(number)
+            self._window.session.step(number)
 
     def _end_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
-            window.close()
+            # Afterwards the tree has everything that was dumped.
+            window.session.close()
 
     def _find_folder(self, observed: _ObservedModel) -> Path:
         rank = self._identify(observed.setting).rank
@@ -311,22 +317,9 @@ class DumpWindow:
         self._scope = options.scope
         self._hook = hook
         self._options = replace(options, scope=self._select_call)
-        self._session = session
-        self._session.step(step)
-        self._session.observe(self._lend_hook, "")
-
-    @property
-    def undelivered(self) -> int:
-        """Number of tensors that were not delivered to an agent."""
-        return self._session.undelivered
-
-    def begin_step(self, number: int) -> None:
-        """Begin a step."""
-        self._session.step(number)
-
-    def close(self) -> None:
-        """Close the session; afterwards the tree has everything that was dumped."""
-        self._session.close()
+        self.session = session
+        session.step(step)
+        session.observe(self._lend_hook, "")
 
     def _select_call(self, call: ApiCall) -> bool:
         selected = self._scope(call)
@@ -358,16 +351,3 @@ class _LentHook:
     def detach(self) -> None:
         self._hook.record_with(NullRecorder(), COUNTING_OPTIONS)
         self._hook.iteration_begins(self._iteration, False)
-
-
-def make_api_options(
-    request: ApiDumpRequest, scope: ApiCallScope, *, retain_backward: bool
-) -> ApiOptions:
-    """Return the options of a hook for a request and a scope."""
-    return ApiOptions(
-        retain_backward=retain_backward,
-        filter_data=request.filter_data,
-        filter_stack=request.filter_stack,
-        layers_once=request.keeps_elements,
-        scope=scope.is_selected,
-    )

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -196,14 +197,10 @@ def make_step_tables(
             )
     if settings.ignore_backward:
         found["backward"] = []
-    tables: dict[CallDirection, ApiTable | None] = {}
-    problems: list[str] = []
-    for direction, rows in found.items():
-        table, damaged = _make_table(names, rows, a, b, settings)
-        tables[direction] = table
-        problems.extend(damaged)
+    forward, damaged = _make_table(names, found["forward"], a, b, settings)
+    backward, more = _make_table(names, found["backward"], a, b, settings)
     mapping = ApiTable(names, tuple(mapped))
-    return ApiTableSet(mapping, tables["forward"], tables["backward"], rank), problems
+    return ApiTableSet(mapping, forward, backward, rank), [*damaged, *more]
 
 
 def _format_calls(step: ApiDumpStep, calls: range) -> str:
@@ -224,18 +221,15 @@ def _make_table(
         return None, []
     if settings.by == "statistics":
         return ApiTable(list_statistic_titles(names), tuple(map(_make_statistics_row, rows))), []
-
-    def row(pair: TensorPair) -> _ElementRow:
-        return _make_element_row(pair, a, b, settings.tolerances)
-
     shown = [
         pair for pair in rows if not any(each and each.call.kind == LAYER_KIND for each in pair)
     ]
     threads = min(_MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="rankdump-compare") as pool:
+        row = partial(_make_element_row, a=a, b=b, tolerances=settings.tolerances)
         found = list(pool.map(row, shown))
-    table = ApiTable(list_value_titles(names), tuple(each.cells for each in found))
-    return table, [problem for each in found for problem in each.problems]
+    table = ApiTable(list_value_titles(names), tuple(cells for cells, _ in found))
+    return table, [problem for _, problem in found if problem]
 
 
 def _make_statistics_row(pair: TensorPair) -> tuple[str, ...]:
@@ -248,26 +242,21 @@ def _make_statistics_row(pair: TensorPair) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _ElementRow:
-    cells: tuple[str, ...]
-    problems: tuple[str, ...] = ()
-
-
 def _make_element_row(
     pair: TensorPair, a: ComparedRank, b: ComparedRank, tolerances: ElementTolerances
-) -> _ElementRow:
-    names, shapes = _format_names(pair), tuple(str(each.shape) if each else "" for each in pair)
-    if pair[0] is None or pair[1] is None:
-        return _ElementRow((*names, *shapes, *NO_PARTNER_DIFFERENCES.cells))
-    try:
-        arrays = load_file(a.dump.files[names[0]]), load_file(b.dump.files[names[1]])
-    except CorruptedError as error:
-        return _ElementRow(
-            (*names, *shapes, *ElementDifferences(_UNREADABLE_RESULT).cells), (str(error),)
-        )
-    shapes = tuple(str(array.shape) for array in arrays)
-    return _ElementRow((*names, *shapes, *compare_elements(*arrays, tolerances).cells))
+) -> tuple[tuple[str, ...], str]:
+    """Return the cells of a row, and a sentence about a file that cannot be read, if any."""
+    names, shapes = _format_names(pair), [str(each.shape) if each else "" for each in pair]
+    found, problem = NO_PARTNER_DIFFERENCES, ""
+    if pair[0] is not None and pair[1] is not None:
+        try:
+            arrays = load_file(a.dump.files[names[0]]), load_file(b.dump.files[names[1]])
+        except CorruptedError as error:
+            found, problem = ElementDifferences(_UNREADABLE_RESULT), str(error)
+        else:
+            shapes = [str(array.shape) for array in arrays]
+            found = compare_elements(*arrays, tolerances)
+    return (*names, *shapes, *found.cells), problem
 
 
 def _format_names(pair: TensorPair) -> tuple[str, ...]:

@@ -44,15 +44,14 @@ def clear_rank_folder(root: str, rank: int, framework: str) -> None:
     if not _is_folder(folder):
         return
     name = f"{framework}_api_dump"
-    _remove_tree(folder / name)
+    if _is_folder(folder / name):
+        shutil.rmtree(folder / name)  # rejects a link and follows none below
     for ending in _FILE_ENDINGS:
         _remove_file(folder / f"{name}{ending}")
-    metadata = folder / ".dump_metadata"
+    metadata = folder / METADATA_FOLDER
     manifests = metadata / "manifest"
     if _is_folder(metadata) and _is_folder(manifests):
-        alone = not any(
-            True for ending in _INFO_ENDINGS for _ in folder.glob(f"*_api_dump{ending}")
-        )
+        alone = not any(any(folder.glob(f"*_api_dump{ending}")) for ending in _INFO_ENDINGS)
         for manifest in manifests.glob("*.json"):
             if _is_manifest_of(manifest, f"{folder.name}/{name}/", alone=alone):
                 _remove_file(manifest)
@@ -68,12 +67,6 @@ def _is_manifest_of(manifest: Path, prefix: str, *, alone: bool) -> bool:
     with manifest.open(encoding="utf-8", errors="replace") as file:
         found = re.search(r'"path": "([^"]+)"', file.read(_MAX_MANIFEST_BYTES))
     return alone if found is None else found[1].startswith(prefix)
-
-
-def _remove_tree(folder: Path) -> None:
-    # rmtree rejects a link and follows none below.
-    if _is_folder(folder):
-        shutil.rmtree(folder)
 
 
 def _remove_file(path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
@@ -119,9 +119,7 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
         if scope:
             raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
         return ()
-    if not isinstance(scope, (list, tuple)):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
-    names = tuple(cast("Sequence[object]", scope))
+    names = cast("Sequence[object]", scope) if isinstance(scope, (list, tuple)) else (None,)
     texts = tuple(name for name in names if isinstance(name, str) and name)
     if len(texts) != len(names):
         raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
@@ -129,10 +127,8 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
         raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; allowed: [start, end]")
     if not texts:
         raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
-    wrong = (
-        [] if mode == "api_list" else [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
-    )
-    if wrong:
+    wrong = [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
+    if wrong and mode != "api_list":
         raise ValueError(
             f"api_dump_start: scope: {wrong[0]!r} is not allowed with mode {mode!r}; "
             f"allowed: names of the form Type_Name_ID, such as NN_Conv2d_0"
@@ -168,31 +164,19 @@ def _check_bool(name: str, value: object) -> bool:
     return value
 
 
-class ApiCallScope(Protocol):
-    """Selection of the calls of one `api_dump_start`."""
+class ApiCallScope:
+    """Selection of the calls of one `api_dump_start`; `all`: every call."""
 
     def is_selected(self, call: ApiCall) -> bool:
         """Return whether a forward call that begins now is dumped."""
-        ...
-
-    def list_missing(self) -> tuple[str, ...]:
-        """Return a sentence for each requested call that was not made so far."""
-        ...
-
-
-class EveryCallScope:
-    """`all`: every call."""
-
-    def is_selected(self, call: ApiCall) -> bool:
-        """Return True."""
         return True
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return an empty tuple."""
+        """Return a sentence for each requested call that was not made so far."""
         return ()
 
 
-class ListedCallScope:
+class ListedCallScope(ApiCallScope):
     """`list`: calls by their exact names."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -212,7 +196,7 @@ class ListedCallScope:
         return tuple(f"no call was named {name}" for name in self._waiting)
 
 
-class CallRangeScope:
+class CallRangeScope(ApiCallScope):
     """`range`: all calls from the first to the last one inclusive, once."""
 
     def __init__(self, first: str, last: str) -> None:
@@ -246,7 +230,7 @@ class CallRangeScope:
         return tuple(found)
 
 
-class NamePartScope:
+class NamePartScope(ApiCallScope):
     """`api_list`: calls whose names contain a text, ignoring case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -272,4 +256,4 @@ def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:
         return ListedCallScope(scope)
     if mode == "range":
         return CallRangeScope(*scope)
-    return NamePartScope(scope) if mode == "api_list" else EveryCallScope()
+    return NamePartScope(scope) if mode == "api_list" else ApiCallScope()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
@@ -35,6 +35,9 @@ from rankdump._layout.api_tree import (
     parse_tensor_name,
 )
 from rankdump.errors import CorruptedError
+
+_CallShapes: TypeAlias = dict[tuple[TensorSide, str], TensorShape]
+"""Shapes of the tensors of a call, by side and place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +110,6 @@ class ApiDumpStep:
     """The same calls in the form in which they are paired."""
 
 
-@dataclass(slots=True)
-class _StepCall:
-    tensor: ApiInfoTensor
-    """The first of its tensors."""
-    shapes: dict[tuple[TensorSide, str], TensorShape] = field(
-        default_factory=dict[tuple[TensorSide, str], TensorShape]
-    )
-
-    def make_flow_call(self, framework: str) -> FlowCall:
-        call = self.tensor.call
-        return FlowCall(
-            call.api,
-            unify_api_name(framework, call.kind, call.api),
-            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.INPUT),
-            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.OUTPUT),
-        )
-
-
 def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDumpStep]:
     """Return the steps of a dump as troubleshooter splits them."""
     return [_make_step(None, block, framework) for block in _split_blocks(tensors)]
@@ -177,18 +162,26 @@ def _split_blocks(tensors: Iterable[ApiInfoTensor]) -> list[list[ApiInfoTensor]]
 
 
 def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: str) -> ApiDumpStep:
-    calls: list[_StepCall] = []
-    places: dict[str, _StepCall] = {}
+    calls: list[tuple[ApiCall, _CallShapes]] = []
+    latest: dict[str, _CallShapes] = {}
     for tensor in tensors:
         stem = tensor.call.stem
-        call = places.get(stem)
+        shapes = latest.get(stem)
         # A layer has no number: unless its lines are adjacent, they are of another call.
-        if call is None or (tensor.call.kind == LAYER_KIND and call is not calls[-1]):
-            call = places[stem] = _StepCall(tensor)
-            calls.append(call)
-        call.shapes[tensor.place.side, tensor.place.path] = tensor.shape
-    names = tuple(call.tensor.call.stem for call in calls)
-    return ApiDumpStep(number, names, tuple(call.make_flow_call(framework) for call in calls))
+        if shapes is None or (tensor.call.kind == LAYER_KIND and shapes is not calls[-1][1]):
+            shapes = latest[stem] = {}
+            calls.append((tensor.call, shapes))
+        shapes[tensor.place.side, tensor.place.path] = tensor.shape
+    names = tuple(call.stem for call, _ in calls)
+    return ApiDumpStep(number, names, tuple(_make_flow_call(*each, framework) for each in calls))
+
+
+def _make_flow_call(call: ApiCall, shapes: _CallShapes, framework: str) -> FlowCall:
+    inputs, outputs = (
+        tuple(shape for (side, _), shape in shapes.items() if side is wanted)
+        for wanted in (TensorSide.INPUT, TensorSide.OUTPUT)
+    )
+    return FlowCall(call.api, unify_api_name(framework, call.kind, call.api), inputs, outputs)
 
 
 TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]
@@ -197,18 +190,6 @@ TensorsByCall: TypeAlias = Mapping[tuple[str, CallDirection], Sequence[ApiInfoTe
 """Tensors of each call, by name and direction of the call, sorted by place."""
 
 _MIN_PLACE_DEPTH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _SpanTensors:
-    """The tensors of one side of a span, in the order of the tables."""
-
-    inputs: list[ApiInfoTensor]
-    """Inputs of the first call."""
-    inner: tuple[list[ApiInfoTensor], list[ApiInfoTensor], list[ApiInfoTensor]]
-    """Outputs of the first call, all tensors of the calls between, inputs of the last call."""
-    outputs: list[ApiInfoTensor]
-    """Outputs of the last call."""
 
 
 def group_by_call(tensors: Iterable[ApiInfoTensor], files: Container[str] | None) -> TensorsByCall:
@@ -233,32 +214,35 @@ def pair_tensors(
     (step_a, held_a), (step_b, held_b) = a, b
     found: list[TensorPair] = []
     for span in spans:
-        one = _make_span_tensors([held_a.get((step_a.names[at], direction), ()) for at in span.a])
-        other = _make_span_tensors([held_b.get((step_b.names[at], direction), ()) for at in span.b])
-        found.extend(_align_tensors(one.inputs, other.inputs))
-        for inner_a, inner_b in zip(one.inner, other.inner, strict=True):
+        parts = zip(
+            _split_span([held_a.get((step_a.names[at], direction), ()) for at in span.a]),
+            _split_span([held_b.get((step_b.names[at], direction), ()) for at in span.b]),
+            strict=True,
+        )
+        inputs, *inner, outputs = parts
+        found.extend(_align_tensors(*inputs))
+        for inner_a, inner_b in inner:
             found.extend((tensor, None) for tensor in inner_a)
             found.extend((None, tensor) for tensor in inner_b)
-        found.extend(_align_tensors(one.outputs, other.outputs))
+        found.extend(_align_tensors(*outputs))
     return found if direction == "forward" else found[::-1]
 
 
-def _make_span_tensors(calls: Sequence[Sequence[ApiInfoTensor]]) -> _SpanTensors:
+def _split_span(calls: Sequence[Sequence[ApiInfoTensor]]) -> list[list[ApiInfoTensor]]:
+    """Return the tensors of one side of a span, in the order of the tables: inputs of the first
+    call, its outputs, all of the calls between, inputs of the last call, its outputs.
+    """
     if not calls:
-        return _SpanTensors([], ([], [], []), [])
-    several = len(calls) > 1
-    inner = (
-        _select_side(calls[0], TensorSide.OUTPUT) if several else [],
-        [tensor for call in calls[1:-1] for tensor in call],
-        _select_side(calls[-1], TensorSide.INPUT) if several else [],
-    )
-    return _SpanTensors(
-        _select_side(calls[0], TensorSide.INPUT), inner, _select_side(calls[-1], TensorSide.OUTPUT)
-    )
-
-
-def _select_side(call: Sequence[ApiInfoTensor], side: TensorSide) -> list[ApiInfoTensor]:
-    return [tensor for tensor in call if tensor.place.side is side]
+        return [[], [], [], [], []]
+    sides = [
+        [tensor for tensor in call if tensor.place.side is side]
+        for call in (calls[0], calls[-1])
+        for side in (TensorSide.INPUT, TensorSide.OUTPUT)
+    ]
+    if len(calls) == 1:
+        return [sides[0], [], [], [], sides[1]]
+    between = [tensor for call in calls[1:-1] for tensor in call]
+    return [*sides[:2], between, *sides[2:]]
 
 
 def _align_tensors(a: Sequence[ApiInfoTensor], b: Sequence[ApiInfoTensor]) -> Iterator[TensorPair]:

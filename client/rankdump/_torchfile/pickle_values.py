@@ -127,7 +127,7 @@ class _PickleMachine:
 
     def take_line(self) -> str:
         """Return the text up to the end of the line."""
-        end = self._data.index(b"\n", self.position) if b"\n" in self._data else -1
+        end = self._data.find(b"\n", self.position)
         if end < 0:
             raise IndexError
         line = self.take(end - self.position)

@@ -54,11 +54,12 @@ _STORAGE_TYPES = {
     "ComplexDoubleStorage": "complex128",
 }
 _UNTYPED_STORAGE = "torch.storage.UntypedStorage"
-_TENSOR_V2, _TENSOR_V3 = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
+_TENSOR_CALLS = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
+"""Arguments of each call, to which metadata may be added; the seventh is the element type."""
 _PARAMETER = "torch._utils._rebuild_parameter"
 _ALLOWED_NAMES = frozenset(
     (
-        *(_TENSOR_V2, _TENSOR_V3, _PARAMETER, _UNTYPED_STORAGE, "collections.OrderedDict"),
+        *(*_TENSOR_CALLS, _PARAMETER, _UNTYPED_STORAGE, "collections.OrderedDict"),
         *(f"torch.{name}" for name in _STORAGE_TYPES),
         *(f"torch.{name}" for name in ELEMENT_TYPES),
     )
@@ -268,15 +269,12 @@ def _describe_tensor(call: PickledCall, storages: Mapping[str, zipfile.ZipInfo])
         if not isinstance(inner, PickledCall) or str(inner.name) == _PARAMETER:
             raise CorruptedError("a parameter in it holds no tensor")
         return _describe_tensor(inner, storages)
-    is_typed = str(call.name) == _TENSOR_V2
-    if not (is_typed or str(call.name) == _TENSOR_V3) or len(arguments) not in (
-        (6, 7) if is_typed else (7, 8)
-    ):
+    known = _TENSOR_CALLS.get(str(call.name), 0)
+    if not known or len(arguments) not in (known, known + 1):
         raise UnsupportedError(f"a call of {call.name} with {len(arguments)} arguments is not read")
     key, dtype, count = _describe_storage(arguments[0])
-    metadata = arguments[6 if is_typed else 7 :]
-    if not is_typed:
-        dtype = _name_dtype(arguments[6])
+    if known == 7:
+        dtype = arguments[6].name if isinstance(arguments[6], PickledName) else "unknown"
     if key not in storages:
         raise CorruptedError(f"the storage {key[:80]!r} of a tensor is not in the archive")
     if dtype not in ELEMENT_TYPES:
@@ -290,7 +288,7 @@ def _describe_tensor(call: PickledCall, storages: Mapping[str, zipfile.ZipInfo])
         )
     offset, shape, strides = arguments[1], arguments[2], arguments[3]
     _check_view(shape, strides, offset, held)
-    flags = _read_metadata(metadata[0] if metadata else None)
+    flags = _read_metadata(arguments[known] if len(arguments) > known else None)
     return StoredTensor(dtype, shape, strides, offset, key, **flags)
 
 
@@ -307,10 +305,6 @@ def _describe_storage(reference: Any) -> tuple[str, str, int | None]:
     if str(name) == _UNTYPED_STORAGE:
         return key, "uint8", None
     return key, _STORAGE_TYPES.get(name.name, name.name), count
-
-
-def _name_dtype(name: Any) -> str:
-    return name.name if isinstance(name, PickledName) else "unknown"
 
 
 def _read_metadata(metadata: Any) -> dict[str, bool]:

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from rankdump._analysis.compare import report_text
-from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
@@ -184,7 +183,7 @@ class ComparisonView:
         """Return all but the rows."""
         report = self._report
         counts = count_verdicts(report.rows)
-        first, *more = format_origins(report)
+        first, *more = report_text.format_origins(report)
         level = "fault" if any(each in counts for each in _FAULTS) else "warning"
         return ComparisonSummary(
             a=report.a,
@@ -199,7 +198,7 @@ class ComparisonView:
                 for verdict, count in counts.items()
             ),
             kinds=_cut_lines(format_kinds(report.rows, format_scope_name)).shown,
-            rank_origins=_cut_lines(format_rank_origins(report)),
+            rank_origins=_cut_lines(report_text.format_rank_origins(report)),
             settings=report_text.describe_settings(report)[:_MAX_TEXT],
             card_remarks=_cut_lines(report_text.list_card_remarks(report)),
             notes=_cut_lines(report.notes),

@@ -73,7 +73,7 @@ def end(how: str) -> None:
 def wait_for_ring() -> None:
     """Wait for the shared memory of the agent: what is dumped before dies with this process."""
     window: Any = ts.migrator._process._window  # pyright: ignore[reportPrivateUsage]
-    while window._session._pipeline._send_buffer.ring is None:
+    while window.session._pipeline._send_buffer.ring is None:
         time.sleep(0.01)
 
 

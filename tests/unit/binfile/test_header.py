@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
-from inspect import signature
-from typing import Any
-
 import pytest
-from google.protobuf import json_format
 from hypothesis import given
 from support.bin_files import GOLDEN, headers
 
 from rankdump._binfile.bin_file import parse_bin_file, serialize_bin_head
 from rankdump._binfile.header import (
     MAX_HEADER_FIELDS,
-    format_header_json,
     parse_bin_header,
     serialize_bin_header,
 )
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, OriginalOp, Shape
-from rankdump.dumpdata.v1 import dump_data_pb2
 from rankdump.errors import CorruptedError
 
 GOLDEN_HEADER = DumpData(
@@ -72,39 +64,6 @@ def test_bin_header_keeps_fields_of_another_wire_type():
     as_text = bytes([0x12, 0x01, 0x41])  # dump_time, as bytes
     assert parse_bin_header(as_text).extra == as_text
     assert serialize_bin_header(parse_bin_header(as_text)) == as_text
-
-
-@given(header=headers)
-def test_header_json_equals_that_of_protobuf(header: DumpData):
-    """The rendering is that of protobuf's own, whose option has two names in its releases."""
-    message = dump_data_pb2.DumpData.FromString(serialize_bin_header(header))
-    made = json.loads(format_header_json(header))
-    render: Any = partial(json_format.MessageToDict, message, preserving_proto_field_name=True)
-    newer, older = "always_print_fields_with_no_presence", "including_default_value_fields"
-    names = signature(json_format.MessageToDict).parameters
-    due = render(**{newer if newer in names else older: True})
-    assert made == due
-
-
-def test_header_json_of_the_golden_file():
-    """Names as in the message, 64 bits as text, defaults too."""
-    text = format_header_json(GOLDEN_HEADER)
-    made = json.loads(text)
-    assert list(made)[:4] == ["version", "dump_time", "output", "input"]
-    assert made["dump_time"] == "1612439563338021"
-    assert made["input"][0] == {
-        "data_type": 1,
-        "format": 2,
-        "shape": {"dim": ["2"]},
-        "data": "",
-        "size": "8",
-        "original_shape": {"dim": ["2"]},
-        "sub_format": 0,
-        "address": "0",
-        "offset": "0",
-        "arg_index": 0,
-        "input_type": 0,
-    }
 
 
 @pytest.mark.parametrize(

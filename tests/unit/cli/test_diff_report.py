@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from support.diff_reports import agreeing, layered, origin, outcome, report, row, suspect
 
-from rankdump._analysis.compare import origin_text
+from rankdump._analysis.compare import report_text
 from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
 from rankdump._analysis.compare.report_summary import select_excerpt
 from rankdump._cli import diff_report as view
 
 
 def test_format_origins_begins_with_the_operator():
-    assert origin_text.format_origins(report()) == [
+    assert report_text.format_origins(report()) == [
         "the difference starts at layers.3/Linear-op0",
         "  rank 0-1, iteration 0, forward",
         "  input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
         "  /job/net.py:17  x = layer(x)",
     ]
-    assert origin_text.format_origins(agreeing()) == ["nothing differs"]
+    assert report_text.format_origins(agreeing()) == ["nothing differs"]
 
 
 def test_format_origins_lists_candidates_of_an_ambiguous_origin():
     """With why, and every candidate; of many, the likeliest."""
     both = origin(suspect(), suspect(4, 1, backward=True, source=()), why="the order is unknown")
-    assert origin_text.format_origins(report(origins=(both,), rank_origins=())) == [
+    assert report_text.format_origins(report(origins=(both,), rank_origins=())) == [
         "where the difference starts is ambiguous: the order is unknown",
         "  layers.3/Linear-op0: rank 0, iteration 0, forward",
         "    input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
@@ -32,7 +32,7 @@ def test_format_origins_lists_candidates_of_an_ambiguous_origin():
         "    input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
     ]
     many = origin(*(suspect(at) for at in range(6)), why="")
-    lines = origin_text.format_origins(report(origins=(many,), rank_origins=()))
+    lines = report_text.format_origins(report(origins=(many,), rank_origins=()))
     assert lines[0] == "where the difference starts is ambiguous"
     assert lines[-1] == "  ... and 1 more candidate"
 
@@ -40,8 +40,8 @@ def test_format_origins_lists_candidates_of_an_ambiguous_origin():
 def test_format_origins_lists_other_origins_of_ranks():
     elsewhere = origin(suspect(5, 2, reason="its output differs", source=()))
     made = report(rank_origins=(origin(suspect()), elsewhere))
-    assert origin_text.format_origins(made)[1] == "  rank 0, iteration 0, forward"
-    assert origin_text.format_rank_origins(made) == [
+    assert report_text.format_origins(made)[1] == "  rank 0, iteration 0, forward"
+    assert report_text.format_rank_origins(made) == [
         "on rank 2 alone: starts at layers.5/Linear-op0, iteration 0, forward",
         "  its output differs",
     ]
@@ -52,7 +52,7 @@ def test_format_origins_names_the_side_of_nonfinite_values():
     found = origin(
         suspect(2, 1, reason="its input is finite; 3 NaN in output.0"), kind="nonfinite", side="a"
     )
-    lines = origin_text.format_origins(
+    lines = report_text.format_origins(
         report(agreeing().rows, origins=(found,), rank_origins=(found,))
     )
     assert lines[:2] == [
@@ -61,8 +61,8 @@ def test_format_origins_names_the_side_of_nonfinite_values():
     ]
     assert lines[-1] == "nothing differs"
     both = report(origins=(origin(suspect()), found), rank_origins=(found,))
-    assert origin_text.format_origins(both)[0] == lines[0]
-    assert origin_text.format_origins(both)[-4] == "the difference starts at layers.3/Linear-op0"
+    assert report_text.format_origins(both)[0] == lines[0]
+    assert report_text.format_origins(both)[-4] == "the difference starts at layers.3/Linear-op0"
 
 
 def test_format_rows_prints_a_table():

@@ -66,7 +66,7 @@ def test_first_operator_that_differs_is_named_for_each_rank(tmp_path: Path, rows
         make_tree(tmp_path / "first", rows=rows),
         make_tree(tmp_path / "second", noisy_ranks=(1,), rows=rows),
     ]
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     assert (found.is_deterministic, found.compared, found.differing) == (False, 12, 1)
     assert found.by_statistics == 0
     lines = format_twice(found)
@@ -84,7 +84,7 @@ def test_first_operator_that_differs_is_named_for_each_rank(tmp_path: Path, rows
 
 def test_equal_runs_are_deterministic(tmp_path: Path) -> None:
     trees = [make_tree(tmp_path / name) for name in ("first", "second")]
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     assert found.is_deterministic
     assert format_twice(found)[0] == (
         "deterministic: 12 tensors of rank 0-1 in iteration 0-1 have the same bits in both runs"
@@ -97,7 +97,7 @@ def test_zeros_of_other_signs_differ_in_their_bits(tmp_path: Path) -> None:
         make_tree(tmp_path / name, noisy_ranks=(0,), ranks=1, rows=False, changed=values)
         for name, values in (("first", zeros), ("second", negative))
     ]
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     (row,) = (row for row in found.report.rows if not row.outcome.verdict.agrees)
     assert BITS_FINDING in row.outcome.findings
 
@@ -109,21 +109,21 @@ def test_another_seed_leads_the_report(tmp_path: Path) -> None:
         make_tree(tmp_path / "first"),
         make_tree(tmp_path / "second", noisy_ranks=(0, 1), card=other),
     ]
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     lines = format_twice(found)
     assert lines[0] == "the runs do not have the same seed:"
     assert "random.cpu (rank 0-1)" in lines[1]
     assert "seed 1 against 2" in lines[2]
     assert not any(line.startswith("not deterministic") for line in lines)
     assert [each.subject for each in found.start_findings] == ["random", "settings"]
-    same = compare_exactly(trees[0], make_tree(tmp_path / "third", card=other), processes=1)
+    same = compare_exactly(trees[0], make_tree(tmp_path / "third", card=other))
     assert same.is_deterministic  # whatever the seed is, it changes nothing that was dumped
     lines = format_twice(same)
     assert lines[0].startswith("deterministic: ")
     assert lines[1] == "the runs do not have the same seed:"
     batch = replace(CARD, digests={**CARD.digests, "batch.0": "cc"})
     tree = make_tree(tmp_path / "fourth", noisy_ranks=(0,), card=batch)
-    lines = format_twice(compare_exactly(trees[0], tree, processes=1))
+    lines = format_twice(compare_exactly(trees[0], tree))
     assert lines[0] == "the runs did not start alike:"
 
 
@@ -134,14 +134,14 @@ def test_trees_without_digests_are_compared_by_statistics(tmp_path: Path) -> Non
         tree.row(0, 0, FIRST, ONE)
         tree.complete(0, 0)
         trees.append(tree.root)
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     assert (found.is_deterministic, found.by_statistics) == (True, 1)
     assert "1 tensor compared by statistics alone" in format_twice(found)[1]
 
 
 def test_a_rank_of_one_run_alone_is_not_deterministic(tmp_path: Path) -> None:
     trees = [make_tree(tmp_path / "first"), make_tree(tmp_path / "second", ranks=1)]
-    found = compare_exactly(*trees, processes=1)
+    found = compare_exactly(*trees)
     assert not found.is_deterministic
     assert any("rank 1" in line for line in format_twice(found))
 

@@ -96,6 +96,7 @@ def test_values_that_are_not_plain_are_rejected(content):
         pytest.param(b"\x80\x02t.", id="a tuple without a mark"),
         pytest.param(b"\x80\x02NNR.", id="a call of nothing"),
         pytest.param(b"\x80\x02ctorch", id="a name without an end"),
+        pytest.param(b"\x80\x02\x8c\x01\nctorch", id="a name without an end behind a line"),
     ],
 )
 def test_damage_is_named_with_its_place(packed):

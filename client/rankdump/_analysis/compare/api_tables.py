@@ -15,7 +15,7 @@ import io
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +93,11 @@ def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> 
     written: list[Path] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for rank in tables:
-            for path, table in _yield_files(rank, folder, step):
+        for found in tables:
+            rank = f"rank{found.rank}_" if found.rank else ""
+            each = (found.mapping, found.forward, found.backward)
+            for stem, table in zip(_FILE_STEMS, each, strict=True):
+                path = folder / f"{stem}_{rank}{step}.csv"
                 if table is None:
                     path.unlink(missing_ok=True)
                 else:
@@ -156,7 +159,7 @@ def _build_value_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) ->
     lines = tuple(
         (*_format_tensor_names(row), *_format_shapes(row, str), *_format_outcome(row.outcome))
         for row in rows
-        if not is_layer_mark(row.name_a or row.name_b)
+        if not is_layer_mark(row.name)
     )
     return ApiTable(list_value_titles(names), lines)
 
@@ -237,12 +240,3 @@ def _find_framework(tensors: Iterable[DumpedTensor | None]) -> str:
         if tensor is not None and tensor.entry is not None:
             return _TITLE_BY_FOLDER.get(tensor.entry.path.parent.name, "")
     return ""
-
-
-def _yield_files(
-    tables: ApiTableSet, folder: Path, step: int
-) -> Iterator[tuple[Path, ApiTable | None]]:
-    rank = f"rank{tables.rank}_" if tables.rank else ""
-    each = (tables.mapping, tables.forward, tables.backward)
-    for stem, table in zip(_FILE_STEMS, each, strict=True):
-        yield folder / f"{stem}_{rank}{step}.csv", table

@@ -171,36 +171,29 @@ def parse_module_path(op_name: str) -> tuple[str, ...]:
     return tuple(names[1:] if names and names[0] == "network" else names)
 
 
-class CallNameMapping:
-    """Mapping from names of side a to names of side b: of operators, or of their prefixes.
-
-    A name may be the full name, the spelling of files, or the path of a module. The name of an API
-    call may lack its direction. A gradient is mapped like its operator.
+def list_call_spellings(call: DumpedCall) -> tuple[str, ...]:
+    """Return the names that a mapping may have for a call: the full one, and the spelling of files
+    or, of an API call, the name without its direction. A gradient is named like its operator.
     """
+    api = parse_call_name(call.op_name)
+    if api is not None:
+        return call.op_name, api.stem
+    return tuple(dict.fromkeys((*list_spellings(strip_scope_prefix(call.op_name)), call.op_name)))
 
-    def __init__(self, mapping: Mapping[str, str]) -> None:
-        self._mapping = mapping
 
-    def list_spellings(self, call: DumpedCall) -> tuple[str, ...]:
-        """Return the spellings of the name of a call."""
-        api = parse_call_name(call.op_name)
-        if api is not None:
-            return call.op_name, api.stem
-        return tuple(
-            dict.fromkeys((*list_spellings(strip_scope_prefix(call.op_name)), call.op_name))
-        )
-
-    def list_partner_names(self, call: DumpedCall) -> Iterator[str]:
-        """Yield the names that side b may have for a call of side a, the most specific first."""
-        names = self.list_spellings(call)
-        for name in names:
-            if name in self._mapping:
-                yield from _spell_both_ways(self._mapping[name])
-        for name in names:
-            for edge in reversed([found.start() for found in _NAME_SEPARATOR.finditer(name)]):
-                other = self._mapping.get(name[:edge])
-                if other is not None:
-                    yield from _spell_both_ways(other + name[edge:])
+def list_partner_names(call: DumpedCall, mapping: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names that side b may have for a call of side a, the most specific first: those of
+    its names, then those of prefixes of them, such as the path of a module.
+    """
+    names = list_call_spellings(call)
+    for name in names:
+        if name in mapping:
+            yield from _spell_both_ways(mapping[name])
+    for name in names:
+        for edge in reversed([found.start() for found in _NAME_SEPARATOR.finditer(name)]):
+            other = mapping.get(name[:edge])
+            if other is not None:
+                yield from _spell_both_ways(other + name[edge:])
 
 
 def _spell_both_ways(name: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ calls in any order take some tenths of a second.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, get_args
@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.compare.call_names import (
-    CallNameMapping,
     OperatorFamily,
     get_operator_family,
     is_numbered_call,
     list_call_shapes,
+    list_call_spellings,
+    list_partner_names,
     parse_module_path,
     strip_sharded_classes,
 )
@@ -77,14 +78,14 @@ class PairingState:
         """Calls of b without a partner."""
         return [call for call in self.b.calls if call.position not in self.paired_b]
 
-    def pair_equal_keys(self, rule: PairingRule, key: Callable[[DumpedCall], Hashable]) -> None:
+    def pair_equal_names(self, key: Callable[[DumpedCall], Hashable]) -> None:
         """Pair unpaired calls of the same key in order; calls with the key None are skipped."""
         waiting = _group_calls(self.unpaired_b, key)
         for call in self.unpaired_a:
             own = key(call)
             others = waiting.get(own)
             if own is not None and others:
-                self.add_pair(call, others.pop(), rule)
+                self.add_pair(call, others.pop(), "exact")
 
     def segments(self) -> Iterator[UnpairedSegment]:
         """Yield the unpaired calls between pairs that have the same order on both sides."""
@@ -273,7 +274,8 @@ def _pair_same_names(pairing: PairingState) -> None:
     Names that count the calls of an API are shifted when one side has an extra call, so they are
     used only for families that have the same names on both sides.
     """
-    alike = _find_alike_families(pairing)
+    names_a, names_b = _list_numbered_names(pairing.a), _list_numbered_names(pairing.b)
+    alike = {kind for kind, names in names_a.items() if names_b.get(kind) == names}
 
     def named(name: Callable[[DumpedCall], Hashable]) -> Callable[[DumpedCall], Hashable]:
         return lambda call: (
@@ -282,21 +284,14 @@ def _pair_same_names(pairing: PairingState) -> None:
             else (name(call), call.backward)
         )
 
-    pairing.pair_equal_keys("exact", named(lambda call: (call.graph, call.op_name)))
-    pairing.pair_equal_keys("exact", named(lambda call: call.op_name))
-    pairing.pair_equal_keys("exact", named(lambda call: sanitize_name(call.op_name)))
-    pairing.pair_equal_keys(
-        "exact", named(lambda call: strip_sharded_classes(sanitize_name(call.op_name)))
-    )
-
-
-def _find_alike_families(pairing: PairingState) -> set[OperatorFamily]:
-    """Return the families whose numbered calls have the same names on both sides."""
-    names_a, names_b = _list_numbered_names(pairing.a), _list_numbered_names(pairing.b)
-    return {kind for kind, names in names_a.items() if names_b.get(kind) == names}
+    pairing.pair_equal_names(named(lambda call: (call.graph, call.op_name)))
+    pairing.pair_equal_names(named(lambda call: call.op_name))
+    pairing.pair_equal_names(named(lambda call: sanitize_name(call.op_name)))
+    pairing.pair_equal_names(named(lambda call: strip_sharded_classes(sanitize_name(call.op_name))))
 
 
 def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[str]]:
+    """Return the names of numbered calls by their families, sorted."""
     found: dict[OperatorFamily, list[str]] = {}
     for call in program.calls:
         if is_numbered_call(call):
@@ -306,13 +301,12 @@ def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[st
 
 def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> None:
     """Pair names that the user's mapping equates."""
-    mapped = CallNameMapping(settings.mapping)
     waiting: dict[tuple[str, bool, bool], list[DumpedCall]] = {}
     for call in reversed(pairing.unpaired_b):
-        for name in mapped.list_spellings(call):
+        for name in list_call_spellings(call):
             waiting.setdefault((name, call.backward, call.recomputed), []).append(call)
     for call in pairing.unpaired_a:
-        for name in mapped.list_partner_names(call):
+        for name in list_partner_names(call, settings.mapping):
             others = waiting.get((name, call.backward, call.recomputed), [])
             while others and others[-1].position in pairing.paired_b:
                 others.pop()
@@ -338,23 +332,12 @@ def _pair_by_type(pairing: PairingState) -> None:
     keys = (_make_path_and_shapes_key, _make_path_key, _make_shapes_key, get_operator_family)
     for key in keys:
         for left_a, left_b in list(pairing.segments()):
-            _pair_in_order(pairing, left_a, left_b, key)
-
-
-def _pair_in_order(
-    pairing: PairingState,
-    left_a: list[DumpedCall],
-    left_b: list[DumpedCall],
-    key: Callable[[DumpedCall], Hashable],
-) -> None:
-    keys_a, keys_b = [key(call) for call in left_a], [key(call) for call in left_b]
-    often_a, often_b = Counter(keys_a), Counter(keys_b)
-    waiting: dict[Hashable, list[DumpedCall]] = {}
-    for call, own in zip(reversed(left_b), reversed(keys_b), strict=True):
-        waiting.setdefault(own, []).append(call)
-    for call, own in zip(left_a, keys_a, strict=True):
-        if often_a[own] == often_b[own]:
-            pairing.add_pair(call, waiting[own].pop(), "type")
+            waiting_a, waiting_b = _group_calls(left_a, key), _group_calls(left_b, key)
+            for own, calls in waiting_a.items():
+                others = waiting_b.get(own, ())
+                if len(calls) == len(others):
+                    for call, other in zip(calls, others, strict=True):
+                        pairing.add_pair(call, other, "type")
 
 
 def _pair_by_sequence(pairing: PairingState) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.query import ranges
@@ -27,6 +27,7 @@ from rankdump._core.run_card import (
     RunCard,
     parse_parameter,
 )
+from rankdump._core.units import format_count
 
 CardSubject = Literal[
     "ranks",
@@ -95,8 +96,10 @@ def compare_cards(
     differ after a step are a remark: their digests do, as soon as a step is rounded in another way.
     """
     remarks = [*_list_problems("a", a), *_list_problems("b", b)]
-    if not a.cards or not b.cards:
-        return tuple(map(_make_printable, (*remarks, _describe_absence(a, b))))
+    without = [name for name, side in (("a", a), ("b", b)) if not side.cards]
+    if without:
+        which = "neither dump has any" if len(without) == 2 else f"{without[0]} has none"
+        return _make_printable((*remarks, _remark(f"run cards were not compared: {which}")))
     cards_a = {(each.rank, each.iteration): each for each in a.cards}
     cards_b = {(each.rank, each.iteration): each for each in b.cards}
     pairs = [
@@ -106,8 +109,7 @@ def compare_cards(
     ]
     if not pairs:
         text = "run cards were not compared: no rank and iteration has one in both dumps"
-        absence = CardFinding("cards", text, is_difference=False)
-        return tuple(map(_make_printable, (*remarks, absence)))
+        return _make_printable((*remarks, _remark(text)))
     pairs.sort(key=lambda pair: (pair.a.iteration, pair.a.rank))
     iterations = dict.fromkeys((pair.a.iteration, pair.b.iteration) for pair in pairs)
     found = (
@@ -121,14 +123,15 @@ def compare_cards(
     # What begins later may follow from what began before; the sort is stable.
     differences.sort(key=lambda each: math.inf if each.iteration is None else each.iteration)
     others = (each for each in found if not each.is_difference)
-    return tuple(map(_make_printable, (*differences, *others, *remarks)))
+    return _make_printable((*differences, *others, *remarks))
 
 
 def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
     """Return what differs between the ranks of one dump although it should agree."""
     problems = _list_problems("the tree", found)
     if not found.cards:
-        return tuple(map(_make_printable, (*problems, _describe_none())))
+        why = "an earlier release or another program wrote it, or its plan has card: false"
+        return _make_printable((*problems, _remark(f"the tree has no run cards: {why}")))
     findings = [*_compare_replicas(found.cards), *_compare_rank_rates(found.cards)]
     first: dict[int, RankCard] = {}
     for each in found.cards:
@@ -139,7 +142,7 @@ def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
         if subject != "models":
             findings += _compare_rank_facts(subject, list_values, cards)
     findings += _describe_equal_batches(found.cards)
-    return tuple(map(_make_printable, (*findings, *problems)))
+    return _make_printable((*findings, *problems))
 
 
 # -- causes of a step
@@ -149,17 +152,13 @@ def _compare_batches(
     pairs: Sequence[CardPair], a: FoundCards, b: FoundCards
 ) -> Iterator[CardFinding]:
     count_a, count_b = (len({each.rank for each in side.cards}) for side in (a, b))
-    if count_a != count_b:
-        text = f"batches were not compared: a has {_count(count_a, 'rank')}, b has {count_b}"
-        if _has_batches(pairs):
-            yield CardFinding("batch", text, is_difference=False)
+    if count_a == count_b:
+        yield from _compare_digests(pairs, "batch", BATCH_PREFIX, "the batches differ")
         return
-    yield from _compare_digests(pairs, "batch", BATCH_PREFIX, "the batches differ")
-
-
-def _has_batches(pairs: Sequence[CardPair]) -> bool:
-    cards = (each.card for pair in pairs for each in pair)
-    return any(name.startswith(BATCH_PREFIX) for card in cards for name in card.digests)
+    names = (name for pair in pairs for each in pair for name in each.card.digests)
+    if any(name.startswith(BATCH_PREFIX) for name in names):
+        text = f"batches were not compared: a has {format_count(count_a, 'rank')}, b has {count_b}"
+        yield CardFinding("batch", text, is_difference=False)
 
 
 def _compare_random(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
@@ -185,17 +184,16 @@ def _compare_digests(
     subject: CardSubject,
     prefix: str,
     text: str,
-    without: Iterable[str] = (),
+    left_out: AbstractSet[str] = frozenset(),
 ) -> Iterator[CardFinding]:
     """Yield at most one finding about the digests with a prefix that both sides have."""
-    left_out = set(without)
     compared: set[int] = set()
     differing: dict[int, set[str]] = {}
     ranks: set[int] = set()
     for pair in pairs:
         own, other = pair.a.card.digests, pair.b.card.digests
-        names = {name for name in own.keys() & other.keys() if name.startswith(prefix)}
-        names -= left_out
+        both = (own.keys() & other.keys()) - left_out
+        names = {name for name in both if name.startswith(prefix)}
         if names:
             compared.add(pair.a.iteration)
         unequal = {name for name in names if own[name] != other[name]}
@@ -215,28 +213,29 @@ def _compare_digests(
 
 
 def _compare_rates(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
-    numbers = sorted(
-        {name for pair in pairs for name in pair.a.card.numbers.keys() & pair.b.card.numbers.keys()}
-    )
-    for name in numbers:
-        if not name.startswith(LEARNING_RATE_PREFIX):
-            continue
-        both = [pair for pair in pairs if {name} <= pair.a.card.numbers.keys()]
-        both = [pair for pair in both if {name} <= pair.b.card.numbers.keys()]
-        unequal = [p for p in both if p.a.card.numbers[name] != p.b.card.numbers[name]]
+    """Yield a finding for each learning rate that differs."""
+    numbers = [(pair.a, pair.a.card.numbers, pair.b.card.numbers) for pair in pairs]
+    names = {name for _, own, other in numbers for name in own.keys() & other.keys()}
+    for name in sorted(name for name in names if name.startswith(LEARNING_RATE_PREFIX)):
+        both = [
+            (place, own[name], other[name])
+            for place, own, other in numbers
+            if name in own and name in other
+        ]
+        unequal = [(place, own, other) for place, own, other in both if own != other]
         if not unequal:
             continue
-        first, ranks = unequal[0], sorted({pair.a.rank for pair in unequal})
-        values = f"{first.a.card.numbers[name]} against {first.b.card.numbers[name]}"
-        differing, compared = ({p.a.iteration for p in some} for some in (unequal, both))
+        first, own, other = unequal[0]
+        ranks = sorted({place.rank for place, *_ in unequal})
+        differing, compared = ([place.iteration for place, *_ in some] for some in (unequal, both))
         where = _describe_iterations(differing, compared)
-        number = name.removeprefix(LEARNING_RATE_PREFIX)
+        values = f"group {name.removeprefix(LEARNING_RATE_PREFIX)} {own} against {other}"
         yield CardFinding(
             "learning_rate",
-            f"the learning rates differ {where}: group {number} {values} (rank {ranges(ranks)})",
+            f"the learning rates differ {where}: {values} (rank {ranges(ranks)})",
             names=(name,),
             ranks=tuple(ranks),
-            iteration=first.a.iteration,
+            iteration=first.iteration,
         )
 
 
@@ -280,15 +279,13 @@ def _covers_all(parts: Sequence[str]) -> bool:
     """Return whether parts are all elements, each once; one that cannot be read is none."""
     if parts == [""]:
         return True
-    if "" in parts:
-        return False
     try:
         boxes = [_read_box(part) for part in parts]
     except ValueError:
         return False
     extents = {tuple(end for _, _, end in box) for box in boxes}
-    held = sum(prod(stop - start for start, stop, _ in box) for box in boxes)
-    return len(extents) == 1 and held == prod(extents.pop())
+    held = sum(math.prod(stop - start for start, stop, _ in box) for box in boxes)
+    return len(extents) == 1 and held == math.prod(extents.pop())
 
 
 def _read_box(part: str) -> list[tuple[int, int, int]]:
@@ -308,22 +305,28 @@ def _compare_parameters(
     not_compared: set[str] = set()
     for at, other in sorted(iterations):
         own, its = _merge_iteration(a, at), _merge_iteration(b, other)
-        not_compared.update((own.whole.keys() | {*own.incomplete}) & {*its.incomplete})
-        not_compared.update((its.whole.keys() | {*its.incomplete}) & {*own.incomplete})
-        both = [name for name in own.whole if name in its.whole]
-        types = [name for name in both if own.whole[name].dtype != its.whole[name].dtype]
-        same_type = [name for name in both if own.whole[name].dtype == its.whole[name].dtype]
-        unequal = [name for name in same_type if own.whole[name].digest != its.whole[name].digest]
+        there = (own.whole.keys() | {*own.incomplete}) & (its.whole.keys() | {*its.incomplete})
+        not_compared |= there & {*own.incomplete, *its.incomplete}
+        whole = [
+            (name, each, its.whole[name]) for name, each in own.whole.items() if name in its.whole
+        ]
+        types = [name for name, x, y in whole if x.dtype != y.dtype]
+        unequal = [name for name, x, y in whole if x.dtype == y.dtype and x.digest != y.digest]
         if types:
             one = f"{own.whole[types[0]].dtype} against {its.whole[types[0]].dtype}"
-            yield _make_parameter_finding("types of the weights", types, both, at, f"{one}, ")
+            detail = f"{one}, {_list_names(types)}"
+            yield _make_parameter_finding(
+                "types of the weights differ", types, len(whole), at, detail
+            )
         if unequal:
-            found = _make_parameter_finding("weights", unequal, same_type, at)
+            found = _make_parameter_finding(
+                "weights differ", unequal, len(whole) - len(types), at, _list_names(unequal)
+            )
             yield replace(found, is_difference=at == first or not is_joined)
         if types or unequal:
             break
     if not_compared:
-        count = _count(len(not_compared), "parameter")
+        count = format_count(len(not_compared), "parameter")
         text = f"{count} not compared: the cards do not have all parts of them"
         yield CardFinding("parameters", text, False, tuple(sorted(not_compared)))
 
@@ -333,15 +336,16 @@ def _merge_iteration(side: FoundCards, iteration: int) -> MergedParameters:
 
 
 def _make_parameter_finding(
-    what: str, names: Sequence[str], compared: Sequence[str], iteration: int, values: str = ""
+    what: str,
+    names: Sequence[str],
+    compared: int,
+    iteration: int,
+    detail: str,
+    ranks: Sequence[int] = (),
 ) -> CardFinding:
-    count = f"{len(names):,} of {_count(len(compared), 'parameter')}"
-    return CardFinding(
-        "parameters",
-        f"the {what} differ before iteration {iteration}: {count} ({values}{_list_names(names)})",
-        names=tuple(names),
-        iteration=iteration,
-    )
+    count = f"{len(names):,} of {format_count(compared, 'parameter')}"
+    text = f"the {what} before iteration {iteration}: {count} ({detail})"
+    return CardFinding("parameters", text, True, tuple(names), tuple(ranks), iteration)
 
 
 def _group_iterations(cards: Sequence[RankCard]) -> list[tuple[int, list[RankCard]]]:
@@ -358,27 +362,14 @@ def _compare_replicas(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
         if merged.unequal:
             names, ranks = [*merged.unequal], sorted(set[int]().union(*merged.unequal.values()))
             total = len({name for each in own for name in each.card.parameters})
-            count = f"{len(names):,} of {_count(total, 'parameter')}"
-            yield CardFinding(
-                "parameters",
-                f"the weights differ between ranks before iteration {iteration}: {count} "
-                f"({_list_names(names)}; rank {ranges(ranks)})",
-                names=tuple(names),
-                ranks=tuple(ranks),
-                iteration=iteration,
+            detail = f"{_list_names(names)}; rank {ranges(ranks)}"
+            yield _make_parameter_finding(
+                "weights differ between ranks", names, total, iteration, detail, ranks
             )
             return
 
 
 # -- facts about processes
-
-
-def _list_versions(card: RunCard) -> dict[str, str]:
-    return dict(card.versions)
-
-
-def _list_settings(card: RunCard) -> dict[str, str]:
-    return dict(card.settings)
 
 
 def _list_variables(card: RunCard) -> dict[str, str]:
@@ -395,15 +386,15 @@ def _list_models(card: RunCard) -> dict[str, str]:
 
 def _describe_model(model: ModelSummary) -> str:
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model.dtypes.items())
-    counts = f"{_count(model.parameters, 'parameter')}, {model.elements:,} elements"
+    counts = f"{format_count(model.parameters, 'parameter')}, {model.elements:,} elements"
     return f"{model.name} with {counts}, {dtypes}, names and shapes {model.digest}"
 
 
-_FactLister: TypeAlias = "Callable[[RunCard], dict[str, str]]"
+_FactLister: TypeAlias = "Callable[[RunCard], Mapping[str, str]]"
 _FACTS: Sequence[tuple[CardSubject, _FactLister]] = (
     ("models", _list_models),
-    ("versions", _list_versions),
-    ("settings", _list_settings),
+    ("versions", lambda card: card.versions),
+    ("settings", lambda card: card.settings),
     ("environment", _list_variables),
     ("revision", _list_revision),
 )
@@ -521,10 +512,17 @@ def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
 # -- words
 
 
-def _make_printable(finding: CardFinding) -> CardFinding:
-    """Return a finding whose text is one line: names and values of a card may be any text."""
-    text = sanitize_line(finding.text)
-    return replace(finding, text=text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
+def _make_printable(findings: Iterable[CardFinding]) -> tuple[CardFinding, ...]:
+    """Return findings whose texts are one line: names and values of a card may be any text."""
+    texts = [(each, sanitize_line(each.text)) for each in findings]
+    return tuple(
+        replace(each, text=text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
+        for each, text in texts
+    )
+
+
+def _remark(text: str) -> CardFinding:
+    return CardFinding("cards", text, is_difference=False)
 
 
 def _describe_iterations(differing: Iterable[int], compared: Iterable[int]) -> str:
@@ -534,29 +532,11 @@ def _describe_iterations(differing: Iterable[int], compared: Iterable[int]) -> s
     return f"in iteration {ranges(found)}"
 
 
-def _describe_absence(a: FoundCards, b: FoundCards) -> CardFinding:
-    sides = [name for name, side in (("a", a), ("b", b)) if not side.cards]
-    which = "neither dump has any" if len(sides) == 2 else f"{sides[0]} has none"
-    return CardFinding("cards", f"run cards were not compared: {which}", is_difference=False)
-
-
-def _describe_none() -> CardFinding:
-    why = "an earlier release or another program wrote it, or its plan has card: false"
-    return CardFinding("cards", f"the tree has no run cards: {why}", is_difference=False)
-
-
 def _list_problems(side: str, found: FoundCards) -> list[CardFinding]:
-    return [
-        CardFinding("cards", f"in {side}, {problem}", is_difference=False)
-        for problem in found.problems
-    ]
+    return [_remark(f"in {side}, {problem}") for problem in found.problems]
 
 
 def _list_names(names: Sequence[str]) -> str:
     left = len(names) - _MAX_NAMES
     more = f" and {left:,} more" if left > 0 else ""
     return ", ".join(names[:_MAX_NAMES]) + more
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

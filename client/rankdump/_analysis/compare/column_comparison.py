@@ -53,6 +53,8 @@ _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _Flags: TypeAlias = "npt.NDArray[np.bool_]"
 _FixedParts: TypeAlias = "tuple[TensorSide, int, str, str, tuple[int, ...]]"
 """What tensors of one place of a structure have in common."""
+_CallFacts: TypeAlias = "tuple[int, PairingRule, str, str, str, bool]"
+"""What a row says of its calls, from `ComparisonRow.position` to `backward`."""
 _SIDES = (TensorSide.INPUT, TensorSide.OUTPUT)
 _STRUCTURE = ("name", "op_type", "argument", "dtype", "shape", "layout")
 _WORD_BITS = 62
@@ -95,21 +97,10 @@ class _CallType(NamedTuple):
     op_type: str
 
 
-class _PairHead(NamedTuple):
-    """What a row says of its calls."""
-
-    position: int
-    rule: PairingRule
-    op_type: str
-    name_a: str
-    name_b: str
-    backward: bool
-
-
 class _PairingPlan(NamedTuple):
     """Pairs of tensors of two structures: their places in both programs, -1 for none."""
 
-    heads: list[_PairHead]
+    calls: list[_CallFacts]
     a: _Numbers
     b: _Numbers
 
@@ -142,16 +133,16 @@ def compare_columns(
     for (own, other), plan in zip(places, plans, strict=True):
         left, right = sides[0].build_tensors(own), sides[1].build_tensors(other)
         at: tuple[list[int], list[int]] = plan.a.tolist(), plan.b.tolist()
-        pairs = zip(plan.heads, *at, strict=True)
+        pairs = zip(plan.calls, *at, strict=True)
         rows += [
             ComparisonRow(
                 own.rank,
                 own.iteration,
-                *head,
+                *facts,
                 TensorPair(left[at_a] if at_a >= 0 else None, right[at_b] if at_b >= 0 else None),
                 next(outcomes),
             )
-            for head, at_a, at_b in pairs
+            for facts, at_a, at_b in pairs
         ]
     return rows
 
@@ -163,15 +154,13 @@ def _place_rows(parts: Sequence[tuple[_Numbers, int]]) -> _Numbers:
 
 
 def _plan_pairs(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> _PairingPlan:
-    (located,) = pair_program_tensors([(a, b)], settings)
-    unread = PairOutcome(TensorVerdict.UNKNOWN)
-    heads = [_PairHead(*each.make_row(unread)[2:8]) for each in located]
+    rows = pair_program_tensors([(a, b)], settings)
     seen = [
-        [-1 if tensor is None else tensor.seen_order for tensor in (each.pair.a, each.pair.b)]
-        for each in located
+        [-1 if tensor is None else tensor.seen_order for tensor in (row.pair.a, row.pair.b)]
+        for row in rows
     ]
     both = np.array(seen, np.int64).reshape(-1, 2)
-    return _PairingPlan(heads, both[:, 0], both[:, 1])
+    return _PairingPlan([row[2:8] for row in rows], both[:, 0], both[:, 1])
 
 
 class _ColumnSide:
@@ -195,18 +184,15 @@ class _ColumnSide:
         """Return a program, of which only the structure counts."""
         rows = slice(place.start, place.stop)
         types = map(_CallType, self._spell("op_type", rows))
-        graphs = [0] * (place.stop - place.start)
-        named = zip(
-            graphs, self._spell("name", rows), types, self.build_tensors(place), strict=True
-        )
-        return build_program((place.rank, place.iteration), named)
+        named = zip(self._spell("name", rows), types, self.build_tensors(place), strict=True)
+        return build_program((place.rank, place.iteration), ((0, *each) for each in named))
 
     def build_tensors(self, place: ColumnPlace) -> list[DumpedTensor]:
         """Return the tensors of a program, in its order."""
         structure, rows = self.find_structure(place), slice(place.start, place.stop)
         if structure not in self._fixed:
             self._fixed[structure] = self._build_fixed_parts(rows)
-        digests = self._spell_digests(rows)
+        digests = _spell(self.columns.digests, rows)
         has_statistics = bool(self.columns.statistics)
         statistics = (
             StatisticRow(self.statistics, row) if has_statistics else NO_STATISTICS
@@ -259,12 +245,11 @@ class _ColumnSide:
         return found
 
     def _spell(self, name: str, rows: slice) -> list[Any]:
-        column = self.columns.coded[name]
-        return [column.values[code] for code in column.codes[rows].tolist()]
+        return _spell(self.columns.coded[name], rows)
 
-    def _spell_digests(self, rows: slice) -> list[str]:
-        column = self.columns.digests
-        return [column.values[code] for code in column.codes[rows].tolist()]
+
+def _spell(column: CodedColumn, rows: slice) -> list[Any]:
+    return [column.values[code] for code in column.codes[rows].tolist()]
 
 
 def _pack_structure(columns: TreeColumns) -> _Numbers:

@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
@@ -39,11 +39,11 @@ from rankdump._analysis.compare.pair_comparison import (
     mark_group_unreadable,
 )
 from rankdump._analysis.compare.report import (
+    NOT_COMPARED,
     ComparisonSettings,
     DumpedTensor,
     PairOutcome,
     TensorPair,
-    TensorVerdict,
 )
 from rankdump.errors import ConfigError, UnavailableError, UnsupportedError
 
@@ -123,26 +123,23 @@ def serve(descriptor: int) -> None:
 class ComparePool:
     """Compares all groups, each once; `run` is called once."""
 
-    def __init__(
-        self,
-        groups: Iterable[PairGroup],
-        settings: ComparisonSettings,
-        done: Callable[[GroupOutcomes], None],
-    ) -> None:
-        self._settings, self._done = settings, done
+    def __init__(self, groups: Iterable[PairGroup], settings: ComparisonSettings) -> None:
+        self._settings = settings
         self._waiting = deque(groups)
         self._lost: deque[PairGroup] = deque()
         """Groups of workers that died: they are tried again, but not in this process."""
         self._answers: SimpleQueue[GroupOutcomes | BaseException | None] = SimpleQueue()
         """Outcomes from the threads of the workers; each thread ends with None."""
+        self._busy = 0
+        """Threads that have not ended."""
         self._lock = Lock()
         self._workers: set[CompareWorker] = set()
         self._stopped = False
 
-    def run(self, workers: int) -> None:
-        """Compare all groups with as many workers beside this process; calls `done` in this thread.
+    def run(self, workers: int) -> Iterator[GroupOutcomes]:
+        """Yield the outcomes of all groups, with as many workers beside this process.
 
-        An interrupt ends the workers in the midst of what they do.
+        An interrupt, or closing the iterator, ends the workers in the midst of what they do.
         """
         threads = [
             Thread(target=self._run_workers, name=f"rankdump-diff-{number}")
@@ -150,35 +147,33 @@ class ComparePool:
         ]
         for thread in threads:
             thread.start()
+        self._busy = workers
         try:
-            busy = self._compare_in_this_process(len(threads))
-            while busy:
-                busy -= self._take_answer()
+            yield from self._compare_in_this_process()
+            yield from self._take_answers(waits=True)
             # What a worker that died had, where none could be started after it.
             while (group := _pop_group(self._lost)) is not None:
-                self._done(mark_group_unreadable(group))
+                yield mark_group_unreadable(group)
         finally:
             self._stop()
             for thread in threads:
                 thread.join()
 
-    def _compare_in_this_process(self, busy: int) -> int:
-        """Compare groups for as long as any waits; return how many threads are still busy."""
+    def _compare_in_this_process(self) -> Iterator[GroupOutcomes]:
         while (group := _pop_group(self._waiting)) is not None:
-            self._done(compare_group(group, self._settings))
-            while not self._answers.empty():
-                busy -= self._take_answer()
-        return busy
+            yield compare_group(group, self._settings)
+            yield from self._take_answers(waits=False)
 
-    def _take_answer(self) -> bool:
-        """Take the next answer of a thread; return whether the thread has finished."""
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        if answer is None:
-            return True
-        self._done(answer)
-        return False
+    def _take_answers(self, *, waits: bool) -> Iterator[GroupOutcomes]:
+        """Yield what the threads have compared; with `waits`, until all have ended."""
+        while self._busy and (waits or not self._answers.empty()):
+            answer = self._answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                self._busy -= 1
+            else:
+                yield answer
 
     def _stop(self) -> None:
         with self._lock:
@@ -245,7 +240,21 @@ def compare_pairs(
     the address of a Dask scheduler its workers compare instead: ConfigError without `distributed`,
     UnavailableError when nobody answers there.
     """
-    done = _OutcomeCollector(len(pairs), progress)
+    outcomes, count = [NOT_COMPARED] * len(pairs), 0
+    with closing(_yield_outcomes(pairs, settings, processes, dask)) as found:
+        for answers in found:
+            for place, outcome in answers:
+                outcomes[place] = outcome
+            count += len(answers)
+            if progress is not None and answers:
+                progress(count, len(outcomes))
+    return outcomes
+
+
+def _yield_outcomes(
+    pairs: Sequence[TensorPair], settings: ComparisonSettings, processes: int | None, dask: str
+) -> Generator[GroupOutcomes]:
+    """Yield outcomes as they come, first those of pairs that need no file."""
     unread: list[tuple[int, TensorPair]] = []
     decided: GroupOutcomes = []
     for place, pair in enumerate(pairs):
@@ -254,28 +263,12 @@ def compare_pairs(
             unread.append((place, pair))
         else:
             decided.append((place, outcome))
-    done(decided)
+    yield decided
     if dask:
-        compare_on_cluster(dask, unread, settings, done)
+        yield from _compare_on_cluster(dask, unread, settings)
     elif unread:
         workers = _choose_worker_count([pair for _, pair in unread], processes)
-        ComparePool(group_pairs(unread), settings, done).run(workers)
-    return done.outcomes
-
-
-class _OutcomeCollector:
-    """Collects outcomes as they come."""
-
-    def __init__(self, total: int, progress: ComparisonProgress | None) -> None:
-        self.outcomes = [PairOutcome(TensorVerdict.UNKNOWN)] * total
-        self._count, self._progress = 0, progress
-
-    def __call__(self, answers: GroupOutcomes) -> None:
-        for place, outcome in answers:
-            self.outcomes[place] = outcome
-        self._count += len(answers)
-        if self._progress is not None and answers:
-            self._progress(self._count, len(self.outcomes))
+        yield from ComparePool(group_pairs(unread), settings).run(workers)
 
 
 def _choose_worker_count(pairs: Sequence[TensorPair], processes: int | None) -> int:
@@ -299,12 +292,11 @@ _WORKER_REQUIREMENTS = (
 )
 
 
-def compare_on_cluster(
+def _compare_on_cluster(
     address: str,
     placed: Iterable[tuple[int, TensorPair]],
     settings: ComparisonSettings,
-    done: Callable[[GroupOutcomes], None],
-) -> None:
+) -> Iterator[GroupOutcomes]:
     """Compare pairs, each with its place among all, on the cluster of a scheduler.
 
     ConfigError without the library that speaks with it, UnavailableError when nobody answers.
@@ -318,15 +310,14 @@ def compare_on_cluster(
         client = Client(address, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UnavailableError(f"no Dask scheduler answers at {address}: {error}") from None
-    pairs = {place: _make_pair_absolute(pair) for place, pair in placed}
+    pairs = {
+        place: TensorPair(_make_absolute(pair.a), _make_absolute(pair.b)) for place, pair in placed
+    }
     with client, client.as_current():
         for answers in _yield_group_outcomes(client, group_pairs(pairs.items()), settings):
-            done(
-                [
-                    (place, _explain_missing_file(outcome, pairs[place]))
-                    for place, outcome in answers
-                ]
-            )
+            yield [
+                (place, _explain_missing_file(outcome, pairs[place])) for place, outcome in answers
+            ]
 
 
 def _yield_group_outcomes(
@@ -377,12 +368,8 @@ def _get_task_outcomes(future: Any, group: PairGroup) -> GroupOutcomes | None:
         ) from None
 
 
-def _make_pair_absolute(pair: TensorPair) -> TensorPair:
-    """Return a pair whose files are found from any folder."""
-    return TensorPair(_make_tensor_absolute(pair.a), _make_tensor_absolute(pair.b))
-
-
-def _make_tensor_absolute(tensor: DumpedTensor | None) -> DumpedTensor | None:
+def _make_absolute(tensor: DumpedTensor | None) -> DumpedTensor | None:
+    """Return a tensor whose file is found from any folder."""
     if tensor is None or tensor.entry is None:
         return tensor
     return tensor._replace(entry=tensor.entry._replace(root=tensor.entry.root.absolute()))

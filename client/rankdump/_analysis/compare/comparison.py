@@ -7,20 +7,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
-from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
+from rankdump._analysis.compare.card_findings import compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.coverage_findings import (
     MISSING_FILE_ENDING,
     SideCoverage,
     find_uneven_microbatches,
     list_coverage_findings,
+    mark_undecided_rows,
 )
 from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
@@ -41,10 +43,11 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     ElementTolerances,
     NamedTolerance,
+    PairOutcome,
     ProgramPlace,
+    TensorPair,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
-from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
@@ -57,19 +60,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
-_RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
+PairsComparer: TypeAlias = Callable[[Sequence[TensorPair], ComparisonSettings], list[PairOutcome]]
+"""`compare_pairs` in some processes."""
+_GivenDump: TypeAlias = "tuple[Dump, Mapping[str, int | None]]"
+"""A dump, with the filters that are its own."""
+_ProgramPairs: TypeAlias = "Sequence[tuple[DumpedProgram, DumpedProgram]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _DumpSide:
+class DumpSide:
     """One of the two dumps, and the programs of it that are compared."""
 
     label: str
     dump: Dump
     programs: list[DumpedProgram]
-    coverage: SideCoverage
+    coverage: SideCoverage = field(default_factory=SideCoverage)
 
 
 def compare(
@@ -121,30 +128,40 @@ def compare(
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
-    pool = processes, dask, progress
-    report = None if unshard else _compare_tables(given, filters, settings, notes, *pool)
+    compare_all = partial(compare_pairs, processes=processes, dask=dask, progress=progress)
+    report = None if unshard else _compare_tables(given, filters, settings, notes, compare_all)
     if report is None:
         sides, is_joined = _select_sides(given, filters, unshard, notes)
         by_rounding = is_joined and rtol is None and atol is None and not noise
         labels = tuple(map(_name_noise, sides[2:]))
         settings = replace(settings, noise=labels, by_rounding=by_rounding)
-        rows, places = _compare_sides(sides, settings, notes, *pool)
-        report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+        report = _compare_sides(sides, settings, notes, compare_all, is_joined=is_joined)
     seconds = time.monotonic() - started
     return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
 
 @collector_paused()
-def _build_report(
-    sides: Sequence[_DumpSide],
+def build_report(
+    sides: Sequence[DumpSide],
     settings: ComparisonSettings,
     rows: Sequence[ComparisonRow],
-    places: Mapping[ProgramPlace, ProgramPlace],
+    programs: _ProgramPairs,
     *,
     is_joined: bool = False,
 ) -> ComparisonReport:
+    """Return the report of rows, without notes and time: with the origins of differences, what the
+    sides lack, and what differs between the run cards of the ranks and iterations of the rows.
+    """
     a, b, *_ = sides
+    places = {own.place: its.place for own, its in programs if own.place != its.place}
     of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
+    pairs = [(own, places.get(own, own)) for own in dict.fromkeys(row.place for row in rows)]
+    cards = compare_cards(
+        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
+        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
+        pairs,
+        is_joined=is_joined,
+    )
     return ComparisonReport(
         a=a.label,
         b=b.label,
@@ -153,12 +170,12 @@ def _build_report(
         origins=of_all,
         rank_origins=of_ranks,
         places_of_b=places,
-        card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
+        card_findings=(*list_coverage_findings(a.coverage, b.coverage), *cards),
         is_joined=is_joined,
     )
 
 
-def _name_noise(side: _DumpSide) -> str:
+def _name_noise(side: DumpSide) -> str:
     """Return the name of a noise run, with what its run cards say was moved in it."""
     first = {program.iteration for program in side.programs[:1]}
     settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
@@ -166,36 +183,12 @@ def _name_noise(side: _DumpSide) -> str:
     return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
 
 
-def _compare_cards(
-    a: _DumpSide,
-    b: _DumpSide,
-    rows: Iterable[ComparisonRow],
-    places: Mapping[ProgramPlace, ProgramPlace],
-    *,
-    is_joined: bool,
-) -> tuple[CardFinding, ...]:
-    """Compare what the sides lack, and the run cards of the ranks and iterations of the rows;
-    parameters of all ranks.
-    """
-    compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
-    pairs = [(place, places.get(place, place)) for place in compared]
-    found = compare_cards(
-        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
-        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
-        pairs,
-        is_joined=is_joined,
-    )
-    return (*list_coverage_findings(a.coverage, b.coverage), *found)
-
-
 def _compare_tables(
-    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    given: Sequence[_GivenDump],
     common: Filters,
     settings: ComparisonSettings,
     notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> ComparisonReport | None:
     """Return a report without its notes and time, where both sides have so many statistics without
     tensors that columns are worth their start; else None. Iterations with tensors are compared as
@@ -233,11 +226,11 @@ def _compare_tables(
         ]
         rows = compare_columns(*columns, pairs, settings)
     others = [each for each in programs if each[0].iteration in filed]
-    rows += _measure_programs(others, settings, processes, dask, progress)
-    return _build_report(sides, settings, *_finish_rows(rows, programs))
+    rows += measure_programs(others, settings, compare_all)
+    return build_report(sides, settings, _finish_rows(rows), programs)
 
 
-def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -> bool:
+def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
     """Return whether two whole dumps are compared that have many tensors without files."""
     selected = [number for _, own in given for number in own.values() if number is not None]
     if len(given) > 2 or selected or any(dump.is_filtered for dump, _ in given):
@@ -249,41 +242,45 @@ def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -
 
 def _list_side_programs(
     dump: Dump, places: Iterable[ProgramPlace], filed: Iterable[int], notes: list[str]
-) -> _DumpSide:
+) -> DumpSide:
     """Return a side whose programs at places are empty, and those of some iterations are read."""
     programs = [DumpedProgram(*place, ()) for place in places]
     wanted = "|".join(map(str, sorted(filed)))
     if wanted:
         programs += read_programs(dump.where(iteration=wanted), notes)
     programs.sort(key=attrgetter("rank", "iteration"))
-    return _DumpSide(str(dump.root), dump, programs, SideCoverage({}))
+    return DumpSide(str(dump.root), dump, programs)
 
 
 def _compare_sides(
-    sides: Sequence[_DumpSide],
+    sides: Sequence[DumpSide],
     settings: ComparisonSettings,
     notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
-) -> _RowsAndPlaces:
-    """Return the rows of the first two sides, judged by the noise runs behind them, and the places
-    of b by those of a where they differ.
+    compare_all: PairsComparer,
+    *,
+    is_joined: bool,
+) -> ComparisonReport:
+    """Return a report on the first two sides without its notes and time, judged by the noise runs
+    behind them.
     """
     left, right, *noises = sides
-    options = processes, dask, progress
-    rows, places = _compare_programs(left, right, settings, notes, *options)
-    found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
-    rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
-    return mark_undecided_rows(rows, left.coverage, right.coverage), places
+    programs = _pair_sides(left, right, notes)
+    rows = _finish_rows(measure_programs(programs, settings, compare_all))
+    errors = [
+        collect_errors(measure_programs(_pair_sides(each, right, []), settings, compare_all))
+        for each in noises
+    ]
+    rows = judge_rows(rows, settings, errors)
+    rows = mark_undecided_rows(rows, left.coverage, right.coverage)
+    return build_report(sides, settings, rows, programs, is_joined=is_joined)
 
 
 def _select_sides(
-    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    given: Sequence[_GivenDump],
     common: Filters,
     unshard: bool | None,
     notes: list[str],
-) -> tuple[list[_DumpSide], bool]:
+) -> tuple[list[DumpSide], bool]:
     """Return both sides, of which each is given with its own filters, and whether their ranks are
     joined: where that is asked, or where the layouts differ.
     """
@@ -301,14 +298,15 @@ def _select_sides(
 
 
 def _add_fingerprints(
-    sides: list[_DumpSide], notes: list[str], *, is_joined: bool = False
-) -> list[_DumpSide]:
+    sides: list[DumpSide], notes: list[str], *, is_joined: bool = False
+) -> list[DumpSide]:
     """Return the sides with fingerprints, where these can say more than digests: of ranks that are
     joined, or where a tensor has no file.
     """
     if not any(side.dump.has_fingerprints for side in sides):
         return sides
-    if not is_joined and all(_have_all_files(side.programs) for side in sides):
+    tensors = (each for side in sides for program in side.programs for each in program.tensors)
+    if not is_joined and all(tensor.entry for tensor in tensors):
         return sides
     return [
         replace(side, programs=add_fingerprints(side.programs, side.dump.read_fingerprints(notes)))
@@ -316,11 +314,7 @@ def _add_fingerprints(
     ]
 
 
-def _have_all_files(programs: Iterable[DumpedProgram]) -> bool:
-    return all(tensor.entry for each in programs for call in each.calls for tensor in call.tensors)
-
-
-def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
+def _have_different_layouts(a: DumpSide, b: DumpSide) -> bool:
     """Return whether the jobs had different numbers of ranks, meshes or micro-batches, as far as
     known: that a tree lacks a rank is another thing.
     """
@@ -328,9 +322,9 @@ def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
     return len(sizes) > 1 or not have_same_layout(a.programs, b.programs)
 
 
-def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]:
+def _join_ranks(sides: Sequence[DumpSide], notes: list[str]) -> list[DumpSide]:
     counts = {count_microbatches(side.programs) for side in sides}
-    joined: list[_DumpSide] = []
+    joined: list[DumpSide] = []
     for side in sides:
         ranks = sorted({each.rank for each in side.programs})
         size = side.dump.world_size
@@ -357,14 +351,16 @@ def _make_tolerances(
 
 
 def _make_named_tolerances(given: Mapping[str, float | str]) -> tuple[NamedTolerance, ...]:
+    found: list[NamedTolerance] = []
     for pattern, error in given.items():
-        if error != ROUNDING and not (isinstance(error, (int, float)) and 0 <= error < math.inf):
+        if error == ROUNDING:
+            found.append(NamedTolerance(pattern, None))
+        elif isinstance(error, (int, float)) and 0 <= error < math.inf:
+            found.append(NamedTolerance(pattern, error))
+        else:
             allowed = f"a relative error of 0 or more, or {ROUNDING!r}"
             raise ConfigError("compare", f"tolerance of {pattern!r}", error, allowed)
-    return tuple(
-        NamedTolerance(pattern, None if isinstance(error, str) else error)
-        for pattern, error in given.items()
-    )
+    return tuple(found)
 
 
 def _make_settings(
@@ -384,24 +380,18 @@ def _make_settings(
 
 def _open_dumps(
     sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
-) -> list[tuple[Dump, Mapping[str, int | None]]]:
+) -> list[_GivenDump]:
     """Return the dumps of sources with their filters; a path that is given twice is walked once."""
-    opened: dict[str, Dump] = {}
-    found: list[tuple[Dump, Mapping[str, int | None]]] = []
-    for source, own in sources:
-        if isinstance(source, Dump):
-            found.append((source, own))
-            continue
-        path = fspath(source)
-        if path not in opened:
-            opened[path] = open_dump(path)
-        found.append((opened[path], own))
-    return found
+    open_once = cache(open_dump)
+    return [
+        (source if isinstance(source, Dump) else open_once(fspath(source)), own)
+        for source, own in sources
+    ]
 
 
 def _select_side(
     dump: Dump, common: Filters, own: Mapping[str, int | None], notes: list[str]
-) -> _DumpSide:
+) -> DumpSide:
     given = {name: value for name, value in common.items() if value is not None}
     given.update((name, value) for name, value in own.items() if value is not None)
     several = ""
@@ -418,18 +408,14 @@ def _select_side(
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
-    programs = [p for p in found if (p.rank, p.iteration) not in gone or not _has_files(p)]
+    programs = [p for p in found if p.place not in gone or not any(t.entry for t in p.tensors)]
     if not programs and gone:
         why = "; ".join(retired_sentences(gone))
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
     coverage = SideCoverage(find_uneven_microbatches(programs), missing, damages)
-    return _DumpSide(label, left, programs, coverage)
-
-
-def _has_files(program: DumpedProgram) -> bool:
-    return any(tensor.entry for call in program.calls for tensor in call.tensors)
+    return DumpSide(label, left, programs, coverage)
 
 
 def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
@@ -449,38 +435,20 @@ def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
     return CorruptedError(f"{dump.root}: nothing to compare: the dump has no tensor")
 
 
-def _compare_programs(
-    a: _DumpSide,
-    b: _DumpSide,
+def measure_programs(
+    programs: _ProgramPairs,
     settings: ComparisonSettings,
-    notes: list[str],
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
-) -> _RowsAndPlaces:
-    """Return the rows of a report, and the places of b by those of a where they differ."""
-    programs = _pair_sides(a, b, notes)
-    rows = _measure_programs(programs, settings, processes, dask, progress)
-    return _finish_rows(rows, programs)
-
-
-def _measure_programs(
-    programs: Sequence[tuple[DumpedProgram, DumpedProgram]],
-    settings: ComparisonSettings,
-    processes: int | None,
-    dask: str,
-    progress: Callable[[int, int], None] | None,
+    compare_all: PairsComparer,
 ) -> list[ComparisonRow]:
+    """Return the rows of the tensors of pairs of programs, in execution order."""
     with collector_paused():
-        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
-    measured = compare_pairs(
-        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
-    )
-    return [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+        rows = pair_program_tensors(programs, settings)
+    outcomes = compare_all([row.pair for row in rows], settings)
+    return [row._replace(outcome=each) for row, each in zip(rows, outcomes, strict=True)]
 
 
 def _pair_sides(
-    a: _DumpSide, b: _DumpSide, notes: list[str]
+    a: DumpSide, b: DumpSide, notes: list[str]
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
     """Return the programs in pairs; CorruptedError where there is no pair."""
     noted: list[str] = []
@@ -494,13 +462,12 @@ def _pair_sides(
 
 
 @collector_paused()
-def _finish_rows(
-    rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
-) -> _RowsAndPlaces:
-    """Return the rows in the order of a report, and the places of b by those of a where they
-    differ.
-    """
-    # Sorting is stable: the tensors of a call stay together.
+def _finish_rows(rows: list[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the rows in the order of a report, completed with what decides an origin."""
+    sort_rows(rows)
+    return resolve_nonfinite_rows(rows)
+
+
+def sort_rows(rows: list[ComparisonRow]) -> None:
+    """Sort rows in the order of a report; the tensors of a call stay together."""
     rows.sort(key=attrgetter("iteration", "position", "rank"))
-    placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]
-    return resolve_nonfinite_rows(rows), {own: other for own, other in placed if own != other}

@@ -1,17 +1,25 @@
 """What a side of a comparison lacks: ranks, files that manifests name, and micro-batches that some
-ranks left out. Pure.
+ranks left out; and the rows of joined ranks whose difference says nothing. Pure.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
-from rankdump._analysis.compare.report import DumpedProgram
+from rankdump._analysis.compare.joined_tensors import ActivationKind, find_activation_kind
+from rankdump._analysis.compare.report import (
+    ComparisonRow,
+    DumpedProgram,
+    TensorPair,
+    TensorVerdict,
+)
 from rankdump._analysis.reader.query import ranges
+from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import LayoutSource
 from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -21,13 +29,20 @@ UnevenMicrobatches: TypeAlias = "Mapping[tuple[_PassDirection, int], Mapping[int
 MISSING_FILE_ENDING = "but missing"
 """End of the problem of a file that a manifest, or the table of another tool, names."""
 _DIRECTIONS: tuple[_PassDirection, ...] = ("forward", "backward")
+_PARTIAL_GRADIENT = (
+    "one side may have the gradient for this operator alone, the other that of all uses of its "
+    "input"
+)
+_APART = (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS)
 
 
 @dataclass(frozen=True, slots=True)
 class SideCoverage:
     """What one side of a comparison lacks."""
 
-    microbatches: UnevenMicrobatches
+    microbatches: UnevenMicrobatches = field(
+        default_factory=dict[tuple[_PassDirection, int], Mapping[int, int]]
+    )
     missing_files: tuple[str, ...] = ()
     """Problems of the tree, one for each file."""
     damages: tuple[str, ...] = ()
@@ -53,14 +68,11 @@ def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding
             text = f"{name} has no rank {ranks}, and its job had {side.world_size} ranks"
             found.append(CardFinding("ranks", text, ranks=side.missing_ranks))
     for name, side in (("a", a), ("b", b)):
-        if side.damages:
-            count = format_count(len(side.damages), "problem")
-            found.append(CardFinding("files", f"{name} has {count}; first {side.damages[0]}"))
-        if side.missing_files:
-            count = format_count(len(side.missing_files), "file")
-            found.append(
-                CardFinding("files", f"{name} lacks {count}; first {side.missing_files[0]}")
-            )
+        lists = (("has", side.damages, "problem"), ("lacks", side.missing_files, "file"))
+        for verb, texts, noun in lists:
+            if texts:
+                count = format_count(len(texts), noun)
+                found.append(CardFinding("files", f"{name} {verb} {count}; first {texts[0]}"))
     return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
 
 
@@ -121,3 +133,45 @@ def _make_finding(
     )
     ranks = tuple(rank for rank, count in counts.items() if count < most)
     return CardFinding("microbatches", text, ranks=ranks, iteration=iteration)
+
+
+def mark_undecided_rows(
+    rows: Iterable[ComparisonRow], a: SideCoverage, b: SideCoverage
+) -> list[ComparisonRow]:
+    """Return rows; of joined ranks, those are unknown that have another shape where elements may be
+    missing, or a gradient that may be of other uses of a tensor.
+    """
+    if not (a.is_joined or b.is_joined):
+        return list(rows)
+    lacking = [name for name, side in (("a", a), ("b", b)) if side.may_lack_parts]
+    why = f"{' and '.join(lacking)} may lack parts of it: ranks or files are missing or damaged"
+    marked: list[ComparisonRow] = []
+    for row in rows:
+        verdict = row.outcome.verdict
+        if verdict is TensorVerdict.SHAPE and lacking:
+            marked.append(_mark_unknown(row, why))
+        elif verdict in _APART and _may_have_other_uses(row.pair):
+            marked.append(_mark_unknown(row, _PARTIAL_GRADIENT))
+        else:
+            marked.append(row)
+    return marked
+
+
+def _mark_unknown(row: ComparisonRow, why: str) -> ComparisonRow:
+    outcome = row.outcome
+    findings = (why, *outcome.findings)
+    return row._replace(outcome=replace(outcome, verdict=TensorVerdict.UNKNOWN, findings=findings))
+
+
+def _may_have_other_uses(pair: TensorPair) -> bool:
+    """Return whether a pair is of gradients of an input that a side has as a DTensor: which
+    operators share it depends on where it was made.
+    """
+    sides = [each for each in (pair.a, pair.b) if each is not None]
+    if any(each.side is not TensorSide.OUTPUT for each in sides):
+        return False
+    named = next(filter(None, (each.entry or each.row_record for each in sides)), None)
+    if find_activation_kind(named) is not ActivationKind.GRADIENT:
+        return False
+    layouts = (each.layout for each in sides)
+    return any(each is not None and each.source is LayoutSource.DTENSOR for each in layouts)

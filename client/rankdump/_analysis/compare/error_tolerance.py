@@ -88,10 +88,13 @@ def judge_rows(
     """
     if not (settings.by_rounding or settings.named or noises):
         return list(rows)
-    _check_patterns(rows, settings.named)
+    for each in settings.named:
+        if not any(_matches_name(row, each) for row in rows):
+            raise ConfigError("compare", "tolerance", each.pattern, "a pattern of compared names")
     judged: list[ComparisonRow] = []
     for row, rounding in zip(rows, find_rounding_errors(rows), strict=True):
-        named = _find_named(row, settings.named)
+        # The last tolerance holds whose pattern matches.
+        named = next((each for each in reversed(settings.named) if _matches_name(row, each)), None)
         if named is not None:
             judged.append(_judge_row(row, _allow_named(row, named, rounding)))
         elif noises:
@@ -101,17 +104,6 @@ def judge_rows(
         else:
             judged.append(row)
     return judged
-
-
-def _check_patterns(rows: Sequence[ComparisonRow], named: Sequence[NamedTolerance]) -> None:
-    for each in named:
-        if not any(_matches_name(row, each) for row in rows):
-            raise ConfigError("compare", "tolerance", each.pattern, "a pattern of compared names")
-
-
-def _find_named(row: ComparisonRow, named: Sequence[NamedTolerance]) -> NamedTolerance | None:
-    """Return the last tolerance whose pattern matches the name of a call."""
-    return next((each for each in reversed(named) if _matches_name(row, each)), None)
 
 
 def _matches_name(row: ComparisonRow, tolerance: NamedTolerance) -> bool:
@@ -145,13 +137,12 @@ def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
         return row
     expected, name, source = allowed
     ratio = error / expected if expected else math.inf if error else 0.0
-    if ratio <= NORMAL_RATIO:
-        judged = replace(outcome, verdict=TensorVerdict.NORMAL, error_ratio=ratio, judged_by=source)
-        return row._replace(outcome=judged)
-    is_suspicious = ratio <= SUSPICIOUS_RATIO
-    verdict = TensorVerdict.SUSPICIOUS if is_suspicious else TensorVerdict.DIFFERENT
-    times = f"{ratio:.3g} times {name}" if expected else f"not explained by {name}"
-    findings = *outcome.findings, f"its error {error:.2g} is {times}"
+    verdict, findings = TensorVerdict.NORMAL, outcome.findings
+    if ratio > NORMAL_RATIO:
+        is_suspicious = ratio <= SUSPICIOUS_RATIO
+        verdict = TensorVerdict.SUSPICIOUS if is_suspicious else TensorVerdict.DIFFERENT
+        times = f"{ratio:.3g} times {name}" if expected else f"not explained by {name}"
+        findings = *findings, f"its error {error:.2g} is {times}"
     judged = replace(
         outcome, verdict=verdict, findings=findings, error_ratio=ratio, judged_by=source
     )
@@ -206,7 +197,8 @@ def find_rounding_errors(rows: Sequence[ComparisonRow]) -> list[float]:
             iteration, passed = row.iteration, 0
         unit = find_unit(row.pair)
         carried = max(carried, min(unit, _MAX_CARRIED_UNIT))
-        if _is_from_backward(row):
+        # A parameter is read after the step.
+        if row.backward or row.op_type == PARAMETER_OP_TYPE:
             depth = count + 1 - (layer or 0)
         else:
             passed = depth = passed if layer is None else layer + 1
@@ -239,11 +231,6 @@ def _find_group(row: ComparisonRow) -> _RowGroup:
     if row.op_type == PARAMETER_OP_TYPE:
         return row.rank, row.iteration, row.backward, name.rpartition(".")[0]
     return row.rank, row.iteration, row.position, row.slot_name
-
-
-def _is_from_backward(row: ComparisonRow) -> bool:
-    """Return whether a value comes from the backward pass, as a parameter after a step does."""
-    return row.backward or row.op_type == PARAMETER_OP_TYPE
 
 
 def _find_layer(row: ComparisonRow) -> int | None:

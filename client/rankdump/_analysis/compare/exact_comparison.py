@@ -5,26 +5,28 @@ read only of tensors that differ, to say by how much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 
-from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
+from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.compare_pool import compare_pairs
-from rankdump._analysis.compare.origin_search import ComparedDumps, find_origins
+from rankdump._analysis.compare.comparison import (
+    DumpSide,
+    build_report,
+    measure_programs,
+    sort_rows,
+)
 from rankdump._analysis.compare.programs import add_fingerprints, read_programs
 from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
     ComparisonSettings,
     DivergenceOrigin,
-    DumpedProgram,
     DumpedTensor,
     ElementTolerances,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.compare.tensor_pairs import pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.tree_walk import collector_paused
 
@@ -71,36 +73,33 @@ class ExactReport:
         )
 
 
-def compare_exactly(a: Path, b: Path, *, processes: int | None = None) -> ExactReport:
+def compare_exactly(a: Path, b: Path) -> ExactReport:
     """Compare the bits of two trees; CorruptedError for something that is no tree."""
     notes: list[str] = []
     first, second = open_dump(a), open_dump(b)
     with collector_paused():
-        programs = pair_programs(_read_side(first, notes), _read_side(second, notes), notes)
-        pairs = [each for part in pair_program_tensors(programs, _EXACT) for each in part]
-    outcomes = compare_pairs([each.pair for each in pairs], _EXACT, processes=processes)
-    rows = [
-        judge_bits(each.make_row(outcome)) for each, outcome in zip(pairs, outcomes, strict=True)
-    ]
-    rows.sort(key=attrgetter("iteration", "position", "rank"))
-    of_all, of_ranks = find_origins(rows, ComparedDumps(first, second))
-    places = [((own.rank, own.iteration), (its.rank, its.iteration)) for own, its in programs]
-    iterations = {own.iteration for own, _ in programs}
-    cards = compare_cards(first.find_cards_of(iterations), second.find_cards_of(iterations), places)
-    report = ComparisonReport(
-        str(a),
-        str(b),
-        _EXACT,
-        tuple(rows),
-        of_all,
-        of_ranks,
-        tuple(dict.fromkeys(notes)),
-        card_findings=cards,
+        left, right = _read_side(a, first, notes), _read_side(b, second, notes)
+        programs = pair_programs(left.programs, right.programs, notes)
+    rows = list(map(_judge_bits, measure_programs(programs, _EXACT, compare_pairs)))
+    sort_rows(rows)
+    report = build_report((left, right), _EXACT, rows, programs)
+    earliest = min((own.iteration for own, _ in programs if own.iteration >= 0), default=0)
+    return ExactReport(
+        replace(report, notes=tuple(dict.fromkeys(notes))),
+        tuple(
+            each
+            for each in report.card_findings
+            if each.is_difference
+            and each.subject in _SEED_SUBJECTS
+            and each.iteration in (None, earliest)
+        ),
+        len(rows),
+        sum(not row.agrees for row in rows),
+        sum(row.outcome.verdict is TensorVerdict.SAME and not _has_digest(row) for row in rows),
     )
-    return _make_report(report, min((step for step in iterations if step >= 0), default=0))
 
 
-def judge_bits(row: ComparisonRow) -> ComparisonRow:
+def _judge_bits(row: ComparisonRow) -> ComparisonRow:
     """Return a row that is equal only if the digests are, or no digests are known."""
     outcome, a, b = row.outcome, row.pair.a, row.pair.b
     if not outcome.verdict.agrees or a is None or b is None:
@@ -128,26 +127,10 @@ def _have_equal_digests(a: DumpedTensor, b: DumpedTensor) -> bool | None:
     return None if own is None or other is None else own == other
 
 
-def _read_side(dump: Dump, notes: list[str]) -> list[DumpedProgram]:
+def _read_side(path: Path, dump: Dump, notes: list[str]) -> DumpSide:
     notes.extend(dump.problems)
-    return add_fingerprints(read_programs(dump, notes), dump.read_fingerprints(notes))
-
-
-def _make_report(report: ComparisonReport, first: int) -> ExactReport:
-    rows: Sequence[ComparisonRow] = report.rows
-    return ExactReport(
-        report,
-        tuple(
-            each
-            for each in report.card_findings
-            if each.is_difference
-            and each.subject in _SEED_SUBJECTS
-            and each.iteration in (None, first)
-        ),
-        len(rows),
-        sum(not row.outcome.verdict.agrees for row in rows),
-        sum(row.outcome.verdict is TensorVerdict.SAME and not _has_digest(row) for row in rows),
-    )
+    programs = add_fingerprints(read_programs(dump, notes), dump.read_fingerprints(notes))
+    return DumpSide(str(path), dump, programs)
 
 
 def _has_digest(row: ComparisonRow) -> bool:

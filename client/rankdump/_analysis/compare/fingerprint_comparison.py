@@ -60,28 +60,23 @@ def judge_by_fingerprints(
         return outcome
     narrow = NARROW_HALF_UNITS.get(select_comparison_dtype(a.dtype, b.dtype), 0.0)
     own, other = (np.frombuffer(each.sketch, "<f4").reshape(1, -1) for each in (left, right))
-    judged = judge_sketches(
-        own,
-        other,
-        np.array([prod(b.shape)]),
-        tolerances,
-        np.array([narrow]),
-    )
+    counts = np.array([prod(b.shape)])
+    judged = judge_sketches(own, other, counts, tolerances, np.array([narrow]))
     has_other_digest = a.dtype == b.dtype and None not in (left.digest, right.digest)
-    verdict = judged.decide(
-        np.array([VERDICTS.index(outcome.verdict)]), has_other_digest=has_other_digest
-    )
-    rmse = float(judged.rmse[0])
+    before = np.array([VERDICTS.index(outcome.verdict)])
+    (verdict,) = judged.decide(before, has_other_digest=has_other_digest).tolist()
+    rmse, findings, differences = float(judged.rmse[0]), outcome.findings, {}
     if not math.isnan(rmse):
-        estimates = {ESTIMATED_RMSE: rmse, ESTIMATED_ERROR: float(judged.relative[0])}
-        return replace(
-            outcome,
-            verdict=VERDICTS[verdict[0]],
-            findings=(*outcome.findings, ESTIMATE_FINDING),
-            statistic_differences={**outcome.statistic_differences, **estimates},
-        )
-    told = (OTHER_DIGESTS_FINDING,) if has_other_digest else ()
-    return replace(outcome, verdict=VERDICTS[verdict[0]], findings=(*outcome.findings, *told))
+        findings = *findings, ESTIMATE_FINDING
+        differences = {ESTIMATED_RMSE: rmse, ESTIMATED_ERROR: float(judged.relative[0])}
+    elif has_other_digest:
+        findings = *findings, OTHER_DIGESTS_FINDING
+    return replace(
+        outcome,
+        verdict=VERDICTS[verdict],
+        findings=findings,
+        statistic_differences={**outcome.statistic_differences, **differences},
+    )
 
 
 @dataclass(frozen=True, slots=True)

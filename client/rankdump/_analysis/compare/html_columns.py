@@ -56,8 +56,9 @@ class ErrorScale:
 
     @property
     def labels(self) -> dict[int, str]:
-        """Labels of the ticks."""
-        decades = {power: f"1e{power}" for power in range(self.low, self.high + 1)}
+        """Labels of the ticks: both levels at the ends, and at most a dozen decades between."""
+        step = max(1, math.ceil((self.high - self.low) / 12))
+        decades = {power: f"1e{power}" for power in range(self.low, self.high + 1, step)}
         return {self.zero_level: "0", **decades, self.unknown_level: NO_NUMBER}
 
     def get_y(self, error: float) -> float:
@@ -94,11 +95,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
     """Return one line per row, with exact measures; a missing measure is NaN."""
     extra = dict.fromkeys(name for row in rows for name in row.outcome.extra)
     return {
-        "rank": [row.rank for row in rows],
-        "iteration": list(map(_get_iteration, rows)),
-        "position": [row.position for row in rows],
-        "direction": [_format_direction(row) for row in rows],
-        "operator": [report_text.format_call_name(row, spelt) for row in rows],
+        **_build_call_columns(rows, spelt),
         "place": [row.place_name for row in rows],
         "verdict": [row.outcome.verdict.value for row in rows],
         "max abs": [max_absolute(row) for row in rows],
@@ -120,11 +117,7 @@ def build_operator_columns(
     """Return one line per pair of calls."""
     worst = [each.worst for each in operators]
     return {
-        "rank": [row.rank for row in worst],
-        "iteration": list(map(_get_iteration, worst)),
-        "position": [row.position for row in worst],
-        "direction": [_format_direction(row) for row in worst],
-        "operator": [report_text.format_call_name(row, spelt) for row in worst],
+        **_build_call_columns(worst, spelt),
         "worst verdict": [row.outcome.verdict.value for row in worst],
         "at": [row.place_name for row in worst],
         "tensors": [each.tensors for each in operators],
@@ -176,8 +169,17 @@ def _get_measure(row: ComparisonRow, name: str) -> float:
     return math.nan if measures is None else float(getattr(measures, name))
 
 
-def _get_iteration(row: ComparisonRow) -> float:
-    return math.nan if row.iteration == CONSTANTS_ITERATION else float(row.iteration)
+def _build_call_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> PageColumns:
+    return {
+        "rank": [row.rank for row in rows],
+        "iteration": [
+            math.nan if row.iteration == CONSTANTS_ITERATION else float(row.iteration)
+            for row in rows
+        ],
+        "position": [row.position for row in rows],
+        "direction": [_format_direction(row) for row in rows],
+        "operator": [report_text.format_call_name(row, spelt) for row in rows],
+    }
 
 
 def _format_direction(row: ComparisonRow) -> str:

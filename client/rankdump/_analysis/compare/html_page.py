@@ -30,6 +30,7 @@ from rankdump._analysis.compare.report_summary import (
     format_kinds,
     get_own_place,
     list_other_origins,
+    list_suspect_ranks,
     select_worst_rows,
     summarize_operators,
 )
@@ -167,7 +168,7 @@ def _render_origin(origin: DivergenceOrigin, report: ComparisonReport) -> str:
 def _render_suspect(
     suspect: SuspectCall, origin: DivergenceOrigin, report: ComparisonReport
 ) -> str:
-    ranks = report_text.list_suspect_ranks(origin, suspect, report)
+    ranks = list_suspect_ranks(origin, suspect, report)
     stack = "\n".join(f"{line.file}:{line.line}  {line.code}" for line in suspect.source)
     innermost = report_text.format_innermost_line(suspect.source)
     parts = [

@@ -50,28 +50,19 @@ from rankdump._analysis.compare.report_summary import (
     make_call_key,
 )
 
-VERDICT_COLOURS = {
-    TensorVerdict.SAME.value: "#9aa5b1",
-    TensorVerdict.NORMAL.value: "#4c8bb8",
-    TensorVerdict.SUSPICIOUS.value: "#e0a458",
-    TensorVerdict.DIFFERENT.value: "#d9622b",
-    TensorVerdict.NAN.value: "#8e3fa8",
-    TensorVerdict.SHAPE.value: "#8a5a2b",
-    TensorVerdict.UNMATCHED.value: "#c9a227",
-    TensorVerdict.UNREADABLE.value: "#222222",
-    TensorVerdict.UNKNOWN.value: "#c9ced6",
-}
-VERDICT_MARKERS = {
-    TensorVerdict.SAME.value: "circle",
-    TensorVerdict.NORMAL.value: "circle",
-    TensorVerdict.SUSPICIOUS.value: "triangle",
-    TensorVerdict.DIFFERENT.value: "diamond",
-    TensorVerdict.NAN.value: "star",
-    TensorVerdict.SHAPE.value: "square",
-    TensorVerdict.UNMATCHED.value: "inverted_triangle",
-    TensorVerdict.UNREADABLE.value: "asterisk",
-    TensorVerdict.UNKNOWN.value: "circle",
-}
+_VERDICT_LOOKS = (
+    (TensorVerdict.SAME, "#9aa5b1", "circle"),
+    (TensorVerdict.NORMAL, "#4c8bb8", "circle"),
+    (TensorVerdict.SUSPICIOUS, "#e0a458", "triangle"),
+    (TensorVerdict.DIFFERENT, "#d9622b", "diamond"),
+    (TensorVerdict.NAN, "#8e3fa8", "star"),
+    (TensorVerdict.SHAPE, "#8a5a2b", "square"),
+    (TensorVerdict.UNMATCHED, "#c9a227", "inverted_triangle"),
+    (TensorVerdict.UNREADABLE, "#222222", "asterisk"),
+    (TensorVerdict.UNKNOWN, "#c9ced6", "circle"),
+)
+VERDICT_COLOURS = {verdict.value: colour for verdict, colour, _ in _VERDICT_LOOKS}
+VERDICT_MARKERS = {verdict.value: marker for verdict, _, marker in _VERDICT_LOOKS}
 RANK_COLOURS = (
     "#1f6f8b",
     "#d9822b",
@@ -198,7 +189,7 @@ def draw_operator_chart(
     """Return the chart of the largest error of each pair of calls, a colour for each rank."""
     scale = build_error_scale([each.error for each in operators])
     axis = build_execution_axis(operators)
-    chart = _make_chart(name, _HEIGHT, scale)
+    chart = _make_chart(name, scale)
     _draw_backdrop(chart, scale, list(axis.iteration_starts.values())[1:])
     # The worst points are drawn last, on top; the first point of a rank is its legend entry.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))
@@ -215,10 +206,8 @@ def draw_operator_chart(
             legend_label=f"rank {rank}",
         )
         chart.add_tools(HoverTool(renderers=[points], tooltips=_HOVER_FIELDS))
-    blamed = build_point_columns(
-        [o for o in operators if make_call_key(o.worst) in suspects], scale, axis
-    )
-    ring = make_data_source(blamed)
+    blamed = [each for each in operators if make_call_key(each.worst) in suspects]
+    ring = make_data_source(build_point_columns(blamed, scale, axis))
     chart.scatter(
         "x", "y", source=ring, size=22, fill_color=None, line_color="#c1121f", line_width=2.5
     )
@@ -280,10 +269,10 @@ def _draw_histogram(
     return chart
 
 
-def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
+def _make_chart(name: str, scale: ErrorScale) -> figure:
     chart = figure(
         name=name,
-        height=height,
+        height=_HEIGHT,
         sizing_mode="stretch_width",
         tools=_TOOLS,
         active_scroll="xwheel_zoom",
@@ -293,15 +282,9 @@ def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
         min_border_left=70,
     )
     chart.toolbar.logo = None
-    chart.yaxis.ticker = list(_list_ticks(scale))
-    chart.yaxis.major_label_overrides = {at: scale.labels[at] for at in _list_ticks(scale)}
+    chart.yaxis.ticker = list(scale.labels)
+    chart.yaxis.major_label_overrides = {**scale.labels}
     return chart
-
-
-def _list_ticks(scale: ErrorScale) -> list[int]:
-    """Return the ticks: both levels at the ends, and at most a dozen decades between them."""
-    step = max(1, math.ceil((scale.high - scale.low) / 12))
-    return [scale.zero_level, *range(scale.low, scale.high + 1, step), scale.unknown_level]
 
 
 def _draw_backdrop(chart: figure, scale: ErrorScale, starts: Sequence[int]) -> None:

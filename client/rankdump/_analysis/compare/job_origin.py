@@ -50,38 +50,27 @@ class MergedCallOrder:
 
 def find_job_origin(
     found: Sequence[RankOrigin], merged: MergedCallOrder, suspects: Sequence[SuspectCall]
-) -> DivergenceOrigin | None:
-    """Return the origin in the whole job; None when no rank has one.
-
-    `suspects` are the likeliest suspects of the ranks.
-    """
-    if not found:
-        return None
+) -> DivergenceOrigin:
+    """Return the origin in the whole job, from those of ranks with their likeliest suspects."""
     earliest = min(each.iteration_key for each in found)
     candidates = [
         (each, suspect)
         for each, suspect in zip(found, suspects, strict=True)
         if each.iteration_key == earliest
     ]
-    own = [
-        pair
-        for pair in candidates
-        if find_sender(pair[0], [each for each, _ in candidates], merged) is None
-    ]
+    ranks = [each for each, _ in candidates]
+    own = [pair for pair in candidates if find_sender(pair[0], ranks, merged) is None]
     # If every rank seems to have received the data from another, the sender is unknown.
-    return _join_rank_origins(
-        sorted(own or candidates, key=lambda pair: _make_order_key(pair[0], merged)), merged
-    )
+    own = sorted(own or candidates, key=lambda pair: _make_order_key(pair[0], merged))
+    return _join_rank_origins(own, merged)
 
 
 def find_sender(
     found: RankOrigin, others: Sequence[RankOrigin], merged: MergedCallOrder
 ) -> int | None:
     """Return the rank that sent the bad data; None when it started on the rank itself."""
-    return next(
-        (other.likeliest_row.rank for other in others if _is_sent_by(found, other, merged)),
-        None,
-    )
+    ranks = (other.likeliest_row.rank for other in others if _is_sent_by(found, other, merged))
+    return next(ranks, None)
 
 
 def convert_rank_origin(found: RankOrigin, suspects: tuple[SuspectCall, ...]) -> DivergenceOrigin:
@@ -97,8 +86,9 @@ def _join_rank_origins(
 ) -> DivergenceOrigin:
     first, suspect = own[0]
     question = first.question
-    if len({_get_names(each) for each, _ in own}) > 1:
-        ranks = ", ".join(str(each.likeliest_row.rank) for each, _ in own[:8])
+    rows = [each.likeliest_row for each, _ in own]
+    if len({(row.name_a, row.name_b) for row in rows}) > 1:
+        ranks = ", ".join(str(row.rank) for row in rows[:8])
         order = "the merged order" if merged.positions else "their own order"
         why = (
             f"it starts at different calls on ranks {ranks}; the first one listed is the "
@@ -109,7 +99,7 @@ def _join_rank_origins(
     first, suspect = sure[0]
     # The amount in the reason has to be an upper bound for all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
-    others = sorted(each.likeliest_row.rank for each, _ in own if each is not first)
+    others = sorted(row.rank for row in rows if row is not first.likeliest_row)
     reason = widest.reason + (rank_origin.describe_other_ranks(others) if others else "")
     named = replace(suspect, reason=reason)
     return DivergenceOrigin(
@@ -117,37 +107,26 @@ def _join_rank_origins(
     )
 
 
-def _get_names(found: RankOrigin) -> tuple[str, str]:
-    return found.likeliest_row.name_a, found.likeliest_row.name_b
-
-
 def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -> bool:
     """Return whether a rank received the bad data from another one."""
-    if other is found or other.likeliest_row.rank == found.likeliest_row.rank:
+    own, its = found.likeliest_row, other.likeliest_row
+    if its.rank == own.rank:
         return False
-    mine, its = _find_position(found, merged), _find_position(other, merged)
-    if mine is not None and its is not None:
+    at, sent_at = _find_position(found, merged), _find_position(other, merged)
+    if at is not None and sent_at is not None:
         return any(
-            each.iteration == found.likeliest_row.iteration
-            and its <= each.position <= mine
-            and other.likeliest_row.rank in each.senders
-            and found.likeliest_row.rank in each.receivers
+            each.iteration == own.iteration
+            and sent_at <= each.position <= at
+            and its.rank in each.senders
+            and own.rank in each.receivers
             for each in merged.exchanges
         )
-    return (
-        _is_shared_call(found.likeliest_row)
-        and not _is_shared_call(other.likeliest_row)
-        and other.likeliest_row.position < found.likeliest_row.position
-    )
+    return _is_shared_call(own) and not _is_shared_call(its) and its.position < own.position
 
 
 def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, int, int]:
-    at = _find_position(found, merged)
-    return (
-        _LAST_POSITION if at is None else at,
-        found.likeliest_row.position,
-        found.likeliest_row.rank,
-    )
+    at, row = _find_position(found, merged), found.likeliest_row
+    return _LAST_POSITION if at is None else at, row.position, row.rank
 
 
 def _find_position(found: RankOrigin, merged: MergedCallOrder) -> int | None:

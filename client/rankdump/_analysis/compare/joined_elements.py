@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,45 +29,10 @@ _Ranges: TypeAlias = "Sequence[Sequence[range]]"
 """Indices along each dimension, in ascending order."""
 
 
-class ShapedElements(TensorElements, Protocol):
-    """Elements of a tensor in C order, and its shape."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ArrayElements:
-    """Elements of an array in memory."""
-
-    array: _Array
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Stored element type."""
-        return self.array.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-        return self.array.shape
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.array.size
-
-    def part(self, at: int, count: int, buffer: memoryview) -> _Array:
-        """Return a view of `count` elements from `at` on."""
-        return self.array.reshape(-1)[at : at + count]
-
-
 class PlacedPart(NamedTuple):
     """A part, and where its elements are in the whole tensor."""
 
-    elements: ShapedElements
+    elements: TensorElements
     extents: tuple[int, ...]
     """Shape of the part that is placed: its first elements, without padding."""
     ranges: _Ranges
@@ -110,9 +75,9 @@ class PlacedElements:
             out[:] = self._parts[0].elements.part(0, 1, self._get_read_memory(1))
         return out
 
-    def _list_runs(self) -> list[tuple[range, ShapedElements]]:
+    def _list_runs(self) -> list[tuple[range, TensorElements]]:
         """Return the parts that are adjoining elements of the whole, with their places."""
-        found: list[tuple[range, ShapedElements]] = []
+        found: list[tuple[range, TensorElements]] = []
         row = prod(self._extents[1:])
         for part in self._parts if len(self._parts) <= _MAX_RUNS else ():
             has_rows = part.extents[1:] == self._extents[1:]
@@ -212,7 +177,7 @@ def _assign(whole: _Array, ranges: _Ranges, values: _Array) -> None:
 class ReducedElements:
     """Elements that are reduced from those of several tensors of one shape, in float64."""
 
-    terms: Sequence[ShapedElements]
+    terms: Sequence[TensorElements]
     reduction: str = "sum"
     divisor: int = 1
     keeps_integers: bool = False
@@ -248,7 +213,7 @@ class ReducedElements:
 class DividedElements:
     """Elements of a tensor, divided by a number."""
 
-    whole: ShapedElements
+    whole: TensorElements
     divisor: int
     dtype: np.dtype[Any]
     """Of the result."""
@@ -268,7 +233,7 @@ class DividedElements:
         return np.asarray(self.whole.part(at, count, buffer) / self.divisor, self.dtype)
 
 
-def place_shards(plan: JoinPlan, parts: Mapping[int, ShapedElements]) -> ShapedElements:
+def place_shards(plan: JoinPlan, parts: Mapping[int, TensorElements]) -> TensorElements:
     """Return the elements of a logical tensor; `parts` are those of ranks."""
     reduced = [(block, _reduce_block(block, parts)) for block in plan.blocks]
     dtype = reduced[0][1].dtype
@@ -286,7 +251,7 @@ def place_shards(plan: JoinPlan, parts: Mapping[int, ShapedElements]) -> ShapedE
     return PlacedElements(flat, (prod(plan.shape),), dtype, plan.shape)
 
 
-def _reduce_block(block: JoinBlock, parts: Mapping[int, ShapedElements]) -> ShapedElements:
+def _reduce_block(block: JoinBlock, parts: Mapping[int, TensorElements]) -> TensorElements:
     terms = [parts[rank] for rank in block.ranks]
     if len(terms) == 1:
         return terms[0]
@@ -295,14 +260,8 @@ def _reduce_block(block: JoinBlock, parts: Mapping[int, ShapedElements]) -> Shap
     return ReducedElements(terms, reduction, divisor, keeps_integers=True)
 
 
-def read_all(elements: ShapedElements) -> _Array:
-    """Return the whole tensor as an array."""
-    buffer = np.empty(elements.size * elements.dtype.itemsize, np.uint8).data
-    return elements.part(0, elements.size, buffer).reshape(elements.shape)
-
-
 def read_blocks(
-    *tensors: ShapedElements, spans: Iterable[range] | None = None
+    *tensors: TensorElements, spans: Iterable[range] | None = None
 ) -> Iterator[list[_Array]]:
     """Yield the blocks of tensors of one size, or only those elements; each is valid until the
     next.
@@ -325,7 +284,7 @@ def list_sample_spans(size: int) -> list[range]:
     return [range(at * step, at * step + _SPAN_NUMBERS) for at in range(_SAMPLE_SPANS)]
 
 
-def compute_content_digest(elements: ShapedElements) -> bytes:
+def compute_content_digest(elements: TensorElements) -> bytes:
     """Return a digest of the elements."""
     digest = xxhash.xxh3_128()
     for (block,) in read_blocks(elements):
@@ -334,7 +293,7 @@ def compute_content_digest(elements: ShapedElements) -> bytes:
 
 
 def measure_distance(
-    a: ShapedElements, b: ShapedElements, *, spans: Iterable[range] | None = None
+    a: TensorElements, b: TensorElements, *, spans: Iterable[range] | None = None
 ) -> float:
     """Return the relative Euclidean distance of tensors of one size, or of some elements; infinity
     where a side is not finite.

@@ -262,7 +262,7 @@ def _find_obstacle(tensors: Sequence[DumpedTensor]) -> str:
     if any(tensor.entry is None for tensor in tensors):
         return "ranks have different statistics, and no elements"
     layouts = [tensor.layout for tensor in tensors]
-    if any(each is not None and each.is_sample for each in layouts):
+    if any(tensor.is_sample for tensor in tensors):
         return "ranks have different first elements, and no others"
     if any(each is None for each in layouts) and any(layouts):
         return "some ranks have a layout, and others none"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import accumulate, permutations, product
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -20,12 +21,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rankdump._analysis.compare.joined_elements import (
-    ArrayElements,
     DividedElements,
     PlacedElements,
     PlacedPart,
     ReducedElements,
-    ShapedElements,
     compute_content_digest,
     list_sample_spans,
     measure_distance,
@@ -37,6 +36,7 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
     ElementTolerances,
 )
+from rankdump._analysis.compare.tensor_blocks import ArrayElements, TensorElements
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._analysis.reader.tensor_parts import opened_parts
@@ -73,7 +73,7 @@ class JoinWay:
     """What it does: `joined along dimension 0`."""
     shape: tuple[int, ...]
     """Of the result."""
-    join: Callable[[Sequence[ShapedElements]], ShapedElements]
+    join: Callable[[Sequence[TensorElements]], TensorElements]
     priority: int = 0
     """The likelier way has the lower one."""
 
@@ -89,9 +89,9 @@ def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind
 class JoinedTensor(NamedTuple):
     """A tensor of the whole model, and what is to be said about it."""
 
-    elements: ShapedElements
+    elements: TensorElements
     findings: tuple[str, ...]
-    replicas: tuple[tuple[ShapedElements, ShapedElements], ...] = ()
+    replicas: tuple[tuple[TensorElements, TensorElements], ...] = ()
     """Tensors of ranks that should have the same elements, and have not."""
     replica_ranks: str = ""
     """The ranks of the replicas in words."""
@@ -99,7 +99,7 @@ class JoinedTensor(NamedTuple):
     """Whether the replicas are terms of a sum that the other side has."""
 
     @property
-    def copies(self) -> list[ShapedElements]:
+    def copies(self) -> list[TensorElements]:
         """The tensors of other ranks that should be the whole one as well."""
         return [each for first, each in self.replicas if first is self.elements]
 
@@ -128,9 +128,11 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
         ways += _list_nested_ways(first, count, kind)
         # The loss of a batch is the mean of those of its parts.
         priority = 1 if prod(first) == 1 else 3
-        mean = JoinWay("averaged", first, lambda parts: ReducedElements(parts, divisor=count))
-        ways.append(replace(mean, priority=priority))
-        ways.append(JoinWay(_SUM, first, lambda parts: ReducedElements(parts), 4))
+        mean = partial(ReducedElements, divisor=count)
+        ways += [
+            JoinWay("averaged", first, mean, priority),
+            JoinWay(_SUM, first, ReducedElements, 4),
+        ]
     return ways
 
 
@@ -159,10 +161,7 @@ def _make_nested_way(
     sizes[first] *= inner
     sizes[second] *= outer
     indices: list[dict[int, _Indices]] = [
-        {
-            first: (_cut(at % inner, shape[first]),),
-            second: (_cut(at // inner, shape[second]),),
-        }
+        {first: (_cut(at % inner, shape[first]),), second: (_cut(at // inner, shape[second]),)}
         for at in range(inner * outer)
     ]
     text = f"joined {inner} by {outer} along dimension {first} and then {second}"
@@ -183,14 +182,13 @@ def _make_placed_way(
     others.
     """
 
-    def join(parts: Sequence[ShapedElements]) -> ShapedElements:
-        placed = [
-            PlacedPart(
-                part,
-                part.shape,
-                [own.get(at, (range(extent),)) for at, extent in enumerate(part.shape)],
-            )
+    def join(parts: Sequence[TensorElements]) -> TensorElements:
+        ranges = (
+            [own.get(at, (range(extent),)) for at, extent in enumerate(part.shape)]
             for part, own in zip(parts, indices, strict=True)
+        )
+        placed = [
+            PlacedPart(part, part.shape, each) for part, each in zip(parts, ranges, strict=True)
         ]
         return PlacedElements(placed, shape, np.result_type(*(part.dtype for part in parts)))
 
@@ -218,13 +216,9 @@ def _list_dimension_ways(shapes: Sequence[tuple[int, ...]], dimension: int) -> l
         found.append(("joined in turns", turns, 0))
         if sizes[0] % 2 == 0:
             found.append(("joined in zigzag", list_zigzag_indices(count, sizes[0]), 1))
+    along = f"along dimension {dimension}"
     return [
-        _make_placed_way(
-            f"{how} along dimension {dimension}",
-            shape,
-            [{dimension: own} for own in indices],
-            priority,
-        )
+        _make_placed_way(f"{how} {along}", shape, [{dimension: own} for own in indices], priority)
         for how, indices, priority in found
     ]
 
@@ -249,19 +243,11 @@ def opened_joined_pair(
 
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
-    entries = [_list_entries(each) for each in (a, b)]
-    with opened_parts([*entries[0], *entries[1]], budget_bytes=MAX_LOADED_BYTES) as opened:
+    with opened_parts([*a.files, *b.files], budget_bytes=MAX_LOADED_BYTES) as opened:
         parts = [ArrayElements(each) if isinstance(each, np.ndarray) else each for each in opened]
-        own = dict(zip(entries[0], parts, strict=False))
-        other = dict(zip(entries[1], parts[len(entries[0]) :], strict=True))
+        own = dict(zip(a.files, parts, strict=False))
+        other = dict(zip(b.files, parts[len(a.files) :], strict=True))
         yield _join_pair([_list_side_ways("a", a, own), _list_side_ways("b", b, other)])
-
-
-def _list_entries(tensor: DumpedTensor) -> Sequence[Entry]:
-    if tensor.parts:
-        return tensor.parts
-    assert tensor.entry is not None
-    return (tensor.entry,)
 
 
 def _join_pair(sides: Sequence[list[_SideWay]]) -> tuple[JoinedTensor, JoinedTensor] | str:
@@ -304,7 +290,7 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
     return min(near, key=lambda each: each[:2], default=(0, 0.0, fitting[0]))[2]
 
 
-def _choose_by_sample(joined: Sequence[Sequence[ShapedElements]]) -> int | None:
+def _choose_by_sample(joined: Sequence[Sequence[TensorElements]]) -> int | None:
     """Return the number of the pair of which a sample is near, if all others are far apart."""
     spans = [list_sample_spans(a.size) for a, _ in joined]
     if not all(spans):
@@ -331,7 +317,7 @@ class _SideWay(NamedTuple):
     side: str
     tensor: DumpedTensor
     way: JoinWay
-    parts: Sequence[ShapedElements]
+    parts: Sequence[TensorElements]
     findings: tuple[str, ...] = ()
     """On how they were joined from parts that layouts describe."""
     certain: JoinedTensor | None = None
@@ -354,7 +340,7 @@ class _SideWay(NamedTuple):
 
 
 def _list_side_ways(
-    side: str, tensor: DumpedTensor, opened: Mapping[Entry, ShapedElements]
+    side: str, tensor: DumpedTensor, opened: Mapping[Entry, TensorElements]
 ) -> list[_SideWay]:
     """Return the ways to join the tensor of a side: one, where nothing has to be inferred."""
     if not tensor.parts:
@@ -393,12 +379,12 @@ def _list_meshes(parts: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _list_groups(
-    parts: Sequence[ShapedElements], digests: Sequence[object]
-) -> list[Sequence[ShapedElements]]:
+    parts: Sequence[TensorElements], digests: Sequence[object]
+) -> list[Sequence[TensorElements]]:
     """Return the tensors, and those of them that have no copy before them, if these are fewer: some
     ranks have the same, as those of a tensor-parallel group have of a batch.
     """
-    first: dict[tuple[object, ...], ShapedElements] = {}
+    first: dict[tuple[object, ...], TensorElements] = {}
     for part, digest in zip(parts, digests, strict=True):
         first.setdefault((part.dtype, part.shape, digest), part)
     unique = list(first.values())
@@ -416,7 +402,7 @@ def _join_by_layout(
     side: str,
     tensor: DumpedTensor,
     entries: Sequence[Entry],
-    opened: Mapping[Entry, ShapedElements],
+    opened: Mapping[Entry, TensorElements],
 ) -> JoinedTensor:
     parts = {entry.key.rank: opened[entry] for entry in entries}
     shards = {

@@ -13,7 +13,7 @@ collective is no cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -34,20 +34,16 @@ from rankdump._analysis.compare.rank_origin import (
     RankOrigin,
     describe_differing_weights,
     find_rank_origins,
-    is_bad_row,
-    select_tensor,
 )
 from rankdump._analysis.compare.report import (
+    CallPair,
     ComparisonRow,
     DivergenceOrigin,
-    DumpedProgram,
     DumpedTensor,
-    PairOutcome,
     ProgramPlace,
     SuspectCall,
-    TensorPair,
-    TensorVerdict,
 )
+from rankdump._analysis.compare.tensor_pairs import make_call_rows
 from rankdump._analysis.reader.coordinator_files import read_order
 from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.tensor_loader import load
@@ -91,7 +87,7 @@ class ComparedDumps:
 
     def find_place_of_b(self, row: ComparisonRow) -> ProgramPlace:
         """Return rank and iteration of the call on side b."""
-        return self.places.get((row.rank, row.iteration), (row.rank, row.iteration))
+        return self.places.get(row.place, row.place)
 
     def read_merged_order(
         self, found: Sequence[RankOrigin], question: OriginQuestion
@@ -124,6 +120,8 @@ def find_origins(
     of_ranks: list[DivergenceOrigin] = []
     for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
         found = find_rank_origins(rows, question)
+        if not found:
+            continue
         own = [convert_rank_origin(each, _build_suspects(each, rows, sides)) for each in found]
         merged = sides.read_merged_order(found, question) if len(found) > 1 else MergedCallOrder()
         together = find_job_origin(found, merged, [origin.suspects[0] for origin in own])
@@ -131,9 +129,8 @@ def find_origins(
             _add_sender(origin, find_sender(each, found, merged))
             for each, origin in zip(found, own, strict=True)
         )
-        if together is not None:
-            # The origin of a single rank has all candidates.
-            of_all.append(own[0] if len(found) == 1 else together)
+        # The origin of a single rank has all candidates.
+        of_all.append(own[0] if len(found) == 1 else together)
     of_ranks.sort(key=lambda origin: origin.suspects[0].rank)
     return tuple(of_all), tuple(of_ranks)
 
@@ -160,7 +157,7 @@ def _build_suspects(
 def _build_suspect(
     row: ComparisonRow, reason: str, question: OriginQuestion, sides: ComparedDumps
 ) -> SuspectCall:
-    own = row.rank, row.iteration
+    own = row.place
     rank, iteration = sides.find_place_of_b(row) if question.side == "b" else own
     return SuspectCall(
         rank=rank,
@@ -204,69 +201,49 @@ def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]
     """Return the rows, completed with whether tensors that decide an origin are finite."""
     known = list(rows)
     for question in NONFINITE_QUESTIONS:
-        if any(is_bad_row(row, question) for row in known):
+        if any(question.is_bad(row) for row in known):
             _resolve_question(known, question)
     return known
 
 
 def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> None:
-    alike = _SameDigestRows(rows, question)
+    tensors = list(map(question.select, rows))
+    digests = [tensor.digest if tensor is not None else "" for tensor in tensors]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for at, digest in enumerate(digests):
+        alike[digest].append(at)
+
+    def set_nonfinite(at: int, found: bool) -> None:
+        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
+        for each in alike[digests[at]] if digests[at] else [at]:
+            row = rows[each]
+            if question.is_bad(row) is None:
+                outcome = replace(row.outcome, **{f"nonfinite_{question.side}": found})
+                rows[each] = row._replace(outcome=outcome)
+
     for at, row in enumerate(rows):
-        if is_bad_row(row, question):
-            alike.set_finite(at, finite=False)
+        if question.is_bad(row):
+            set_nonfinite(at, True)
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
-        answers = [
-            (places[id(row)], _is_finite_tensor(select_tensor(row, question))) for row in asked
-        ]
-        known = [(at, finite) for at, finite in answers if finite is not None]
-        for at, finite in known:
-            alike.set_finite(at, finite=finite)
+        answers = [(places[id(row)], _read_nonfinite(question.select(row))) for row in asked]
+        known = [(at, found) for at, found in answers if found is not None]
+        for at, found in known:
+            set_nonfinite(at, found)
         if not known:
             return
 
 
-class _SameDigestRows:
-    """Rows whose tensors have the same bytes on the side that is asked about."""
-
-    def __init__(self, rows: list[ComparisonRow], question: OriginQuestion) -> None:
-        self._rows, self._question = rows, question
-        self._places: defaultdict[str, list[int]] = defaultdict(list)
-        for at in range(len(rows)):
-            self._places[self._digest(at)].append(at)
-
-    def set_finite(self, at: int, *, finite: bool) -> None:
-        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
-        digest = self._digest(at)
-        for each in self._places[digest] if digest else [at]:
-            row = self._rows[each]
-            if is_bad_row(row, self._question) is None:
-                outcome = row.outcome
-                if self._question.side == "b":
-                    outcome = replace(outcome, nonfinite_b=not finite)
-                else:
-                    outcome = replace(outcome, nonfinite_a=not finite)
-                self._rows[each] = row._replace(outcome=outcome)
-
-    def _digest(self, at: int) -> str:
-        tensor = select_tensor(self._rows[at], self._question)
-        return tensor.digest if tensor is not None else ""
-
-
-def _is_finite_tensor(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether all elements are finite; None when the file cannot be read."""
+def _read_nonfinite(tensor: DumpedTensor | None) -> bool | None:
+    """Return whether elements are NaN or infinite; None when the file cannot be read."""
     if tensor is None or tensor.entry is None:
         return None
     try:
         computed = statistics(load(tensor.entry))
     except (CorruptedError, UnsupportedError):
         return None
-    return computed.nans + computed.infinities == 0
-
-
-_KnownDigests: TypeAlias = "dict[str, bool]"
-"""Whether the elements of a digest are finite."""
+    return computed.nans + computed.infinities > 0
 
 
 def find_first_cause(dump: Dump, problems: list[str]) -> DivergenceOrigin | None:
@@ -275,47 +252,28 @@ def find_first_cause(dump: Dump, problems: list[str]) -> DivergenceOrigin | None
     `dump` is best restricted to the first iteration with such a tensor, because all of its tensors
     are read. `problems` gets a sentence for damaged tables, which are ignored.
     """
-    known: _KnownDigests = {}
+    known: dict[str, bool] = {}
     rows = [
-        row
+        row._replace(outcome=replace(row.outcome, nonfinite_a=_has_nonfinite(row.pair.a, known)))
         for program in read_programs(dump, problems)
-        for row in _yield_program_rows(program, known)
+        for call in program.calls
+        for row in make_call_rows(program, call.position, CallPair(call, None, "exact"))
     ]
     origins, _ = find_origins(rows, ComparedDumps(dump, dump))
     return next((each for each in origins if each.kind == "nonfinite"), None)
 
 
-def _yield_program_rows(program: DumpedProgram, known: _KnownDigests) -> Iterator[ComparisonRow]:
-    for call in program.calls:
-        for tensor in call.tensors:
-            yield ComparisonRow(
-                program.rank,
-                program.iteration,
-                call.position,
-                "exact",
-                call.op_type,
-                call.op_name,
-                "",
-                call.backward,
-                TensorPair(tensor, None),
-                PairOutcome(
-                    TensorVerdict.UNKNOWN, nonfinite_a=_has_nonfinite_elements(tensor, known)
-                ),
-            )
+def _has_nonfinite(tensor: DumpedTensor | None, known: dict[str, bool]) -> bool | None:
+    """Return whether a tensor has NaN or infinity; None when neither row nor file shows it.
 
-
-def _has_nonfinite_elements(tensor: DumpedTensor, known: _KnownDigests) -> bool | None:
-    """Return whether a tensor has NaN or infinity; None when neither row nor file shows it."""
+    `known` has the answers by digest.
+    """
     tabled = has_nonfinite_statistics(tensor)
-    if tabled is not None or tensor.entry is None:
+    if tensor is None or tabled is not None:
         return tabled
     if tensor.digest in known:
-        return not known[tensor.digest]
-    try:
-        computed = statistics(load(tensor.entry))
-    except (CorruptedError, UnsupportedError):
-        return None
-    finite = computed.nans + computed.infinities == 0
-    if tensor.digest:
-        known[tensor.digest] = finite
-    return not finite
+        return known[tensor.digest]
+    found = _read_nonfinite(tensor)
+    if found is not None and tensor.digest:
+        known[tensor.digest] = found
+    return found

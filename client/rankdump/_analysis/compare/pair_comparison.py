@@ -20,12 +20,7 @@ from rankdump._analysis.compare.fingerprint_comparison import (
     have_equal_fingerprints,
     judge_by_fingerprints,
 )
-from rankdump._analysis.compare.joined_elements import ShapedElements
-from rankdump._analysis.compare.joined_tensors import (
-    JoinedTensor,
-    find_drift,
-    opened_joined_pair,
-)
+from rankdump._analysis.compare.joined_tensors import find_drift, opened_joined_pair
 from rankdump._analysis.compare.merged_shards import list_guessed_pairs
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import (
@@ -38,18 +33,19 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
+from rankdump._analysis.compare.tensor_blocks import TensorElements, select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
+from rankdump._core.units import format_count
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.SAME)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
-_Elements: TypeAlias = "npt.NDArray[Any] | ShapedElements"
+_Elements: TypeAlias = "npt.NDArray[Any] | TensorElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
 """Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
@@ -82,18 +78,14 @@ def compare_statistics(
     }
     if all(left == right for left, right in known.values()):
         return TensorVerdict.SAME, differences
-    if any(_differs_nonfinite(*pair) for pair in known.values()):
+    unequal = (pair for pair in known.values() if pair[0] != pair[1])
+    if not all(math.isfinite(number) for pair in unequal for number in pair):
         return TensorVerdict.NAN, differences
     close = (
         differences[name] <= tolerances.atol + tolerances.rtol * abs(right)
         for name, (_, right) in known.items()
     )
     return (TensorVerdict.NORMAL if all(close) else TensorVerdict.DIFFERENT), differences
-
-
-def _differs_nonfinite(left: float, right: float) -> bool:
-    """Return whether two numbers differ and one of them is not finite."""
-    return left != right and not (math.isfinite(left) and math.isfinite(right))
 
 
 def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
@@ -127,7 +119,9 @@ def compare_pair_statistics(
 ) -> PairOutcome:
     """Return the outcome of comparing the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
-    if _have_other_checksums(a, b):
+    kind, sign, _ = a.digest.partition(":")
+    # Checksums of one kind, which another tool computed.
+    if sign and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest:
         findings = (*findings, "their checksums differ")
         if verdict is TensorVerdict.SAME:
             verdict = TensorVerdict.NORMAL
@@ -135,8 +129,7 @@ def compare_pair_statistics(
             verdict = TensorVerdict.DIFFERENT
     elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
         both = a.digest and a.digest == b.digest
-        why = _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING
-        findings = (*findings, why)
+        findings = (*findings, _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING)
     outcome = PairOutcome(
         verdict,
         findings,
@@ -164,12 +157,6 @@ def _compare_guesses(
     return min(outcomes, key=lambda each: not each.verdict.agrees, default=unknown)
 
 
-def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether checksums of one kind, which another tool computed, differ."""
-    kind, sign, _ = a.digest.partition(":")
-    return bool(sign) and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest
-
-
 def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
     """Return the outcome of a pair; reads files only where nothing else decides it."""
     decided = decide_without_reading(pair, settings)
@@ -181,14 +168,11 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
     try:
         return _compare_elements(a, b, settings)
     except RankdumpError as error:
-        return PairOutcome(TensorVerdict.UNREADABLE, (str(error),))
+        why = str(error)
     except MemoryError:
-        sizes = " and ".join(
-            f"{weight:,}" for weight in (count_tensor_bytes(a), count_tensor_bytes(b))
-        )
-        return PairOutcome(
-            TensorVerdict.UNREADABLE, (f"not enough memory for both tensors: {sizes} bytes",)
-        )
+        sizes = f"{_count_tensor_bytes(a):,} and {_count_tensor_bytes(b):,}"
+        why = f"not enough memory for both tensors: {sizes} bytes"
+    return PairOutcome(TensorVerdict.UNREADABLE, (why,))
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
@@ -196,7 +180,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
-    if _is_sample(a) or _is_sample(b):
+    if a.is_sample or b.is_sample:
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
         return _compare_guesses(a, b, settings.tolerances)
@@ -236,11 +220,6 @@ def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
     return None
 
 
-def _is_sample(tensor: DumpedTensor) -> bool:
-    layout = tensor.layout
-    return layout is not None and layout.is_sample
-
-
 def _find_whole_shape(tensor: DumpedTensor) -> tuple[int, ...] | None:
     """Return the shape of a tensor of which perhaps only first elements were kept."""
     layout = tensor.layout
@@ -258,11 +237,9 @@ def _build_unread_outcome(
     )
 
 
-def count_tensor_bytes(tensor: DumpedTensor | None) -> int:
+def _count_tensor_bytes(tensor: DumpedTensor | None) -> int:
     """Return the bytes needed to read a tensor, as far as the tree shows; 0 without a file."""
-    if tensor is None or tensor.entry is None:
-        return 0
-    files = tensor.parts or (tensor.entry,)
+    files = tensor.files if tensor is not None else ()
     return sum(max(file.bytes_in or 0, file.stored_bytes) for file in files)
 
 
@@ -297,28 +274,18 @@ def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettin
     with opened_joined_pair(a, b) as found:
         if isinstance(found, str):
             return PairOutcome(TensorVerdict.SHAPE, (found,))
-        return _compare_opened(a, b, found, settings)
-
-
-def _compare_opened(
-    a: DumpedTensor,
-    b: DumpedTensor,
-    found: tuple[JoinedTensor, JoinedTensor],
-    settings: ComparisonSettings,
-) -> PairOutcome:
-    left, right = found
-    joined = (*left.findings, *right.findings)
-    shapes = left.elements.shape, right.elements.shape
-    if not _is_comparable(*shapes):
-        return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
-    a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
-    settings = replace(settings, msaccucmp=False)
-    drifts = [find_drift(each, settings.tolerances) for each in (left, right)]
-    own, other = (
-        [each.elements, *each.copies] if drift else [each.elements]
-        for each, drift in zip((left, right), drifts, strict=True)
-    )
-    outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
+        joined = (*found[0].findings, *found[1].findings)
+        shapes = found[0].elements.shape, found[1].elements.shape
+        if not _is_comparable(*shapes):
+            return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
+        a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
+        settings = replace(settings, msaccucmp=False)
+        drifts = [find_drift(each, settings.tolerances) for each in found]
+        own, other = (
+            [each.elements, *each.copies] if drift else [each.elements]
+            for each, drift in zip(found, drifts, strict=True)
+        )
+        outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
     outcome = max(outcomes, key=_get_severity)
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
@@ -440,16 +407,12 @@ def _squeeze_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _format_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-    return f"shape {_format_extents(a)} against {_format_extents(b)}"
-
-
-def _format_extents(numbers: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, numbers))}]"
+    return f"shape {[*a]} against {[*b]}"
 
 
 def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
     """Return findings about the types and shapes of two comparable tensors."""
-    found = [f"{side} has {each.layout}" for side, each in (("a", a), ("b", b)) if _is_sample(each)]
+    found = [f"{side} has {each.layout}" for side, each in (("a", a), ("b", b)) if each.is_sample]
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = select_comparison_dtype(a.dtype, b.dtype)
         how = f", compared as {terms}" if terms else ""
@@ -476,16 +439,14 @@ def _list_nonfinite_findings(
 ) -> tuple[str, ...]:
     measures = found.measures
     if found.first_nonfinite_apart is not None:
-        first = _format_extents(
-            tuple(int(at) for at in np.unravel_index(found.first_nonfinite_apart, shape))
-        )
+        first = [int(at) for at in np.unravel_index(found.first_nonfinite_apart, shape)]
         counts = f"{measures.nonfinite_a:,} in a, {measures.nonfinite_b:,} in b"
         places = f"{measures.nonfinite_apart:,} of {measures.count:,} places"
         return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)
     if found.nan_both:
         counted = "the same" if settings.tolerances.equal_nan or found.same_bytes else "unequal"
-        noun = "place" if found.nan_both == 1 else "places"
-        return (f"NaN on both sides at {found.nan_both:,} {noun}, which counts as {counted}",)
+        places = format_count(found.nan_both, "place")
+        return (f"NaN on both sides at {places}, which counts as {counted}",)
     return ()
 
 
@@ -509,7 +470,7 @@ def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]
 
 def count_pair_bytes(pair: TensorPair) -> int:
     """Return the bytes needed to read both tensors of a pair."""
-    return count_tensor_bytes(pair.a) + count_tensor_bytes(pair.b)
+    return _count_tensor_bytes(pair.a) + _count_tensor_bytes(pair.b)
 
 
 def compare_group(group: PairGroup, settings: ComparisonSettings) -> GroupOutcomes:

@@ -18,6 +18,7 @@ from rankdump._analysis.compare.report import (
     DumpedCall,
     DumpedProgram,
     DumpedTensor,
+    ProgramPlace,
 )
 from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.fingerprints import FingerprintsByRecord
@@ -33,7 +34,6 @@ RECOMPUTED_PREFIX = "Recompute/"
 """Prefix of the name of a call that activation checkpointing runs again."""
 
 _NamedTensor: TypeAlias = "Entry | Figures"
-_RankIteration: TypeAlias = "tuple[int, int]"
 _TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
 _CallTensors: TypeAlias = "dict[tuple[TensorSide, int], DumpedTensor]"
 """Tensors of a call, by side and slot."""
@@ -43,19 +43,21 @@ _STATISTIC_ITEMS = {
 }
 
 
-def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:
+def read_programs(dump: Dump, problems: list[str]) -> list[DumpedProgram]:
     """Return the programs of a dump, by rank and iteration; constants come first.
 
     A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
-    are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
-    Fingerprints are not read: see `add_fingerprints`.
+    are ignored and `problems` gets a sentence. Fingerprints are not read: see `add_fingerprints`.
     """
-    entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
-    rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
-    for row in _read_statistics(dump, problems):
-        rows[_get_rank_iteration(row.key)][_make_tensor_place(row.key)] = row
+    entries: defaultdict[ProgramPlace, list[Entry]] = defaultdict(list)
+    rows: defaultdict[ProgramPlace, dict[_TensorPlace, Figures]] = defaultdict(dict)
+    try:
+        for row in dump.statistics():
+            rows[_get_program_place(row.key)][_make_tensor_place(row.key)] = row
+    except CorruptedError as error:
+        problems.append(f"statistics are ignored: {error}")
     for entry in dump.tensors():
-        entries[_get_rank_iteration(entry.key)].append(entry)
+        entries[_get_program_place(entry.key)].append(entry)
     places = sorted({*entries, *rows})
     return [_build_program(place, entries[place], rows[place]) for place in places]
 
@@ -90,17 +92,7 @@ def add_fingerprints(
     ]
 
 
-def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
-    try:
-        return dump.statistics()
-    except CorruptedError as error:
-        if problems is None:
-            raise
-        problems.append(f"statistics are ignored: {error}")
-        return []
-
-
-def _get_rank_iteration(key: TensorKey) -> _RankIteration:
+def _get_program_place(key: TensorKey) -> ProgramPlace:
     return key.rank, CONSTANTS_ITERATION if key.constant else key.iteration
 
 
@@ -111,17 +103,17 @@ def _make_tensor_place(key: TensorKey) -> _TensorPlace:
 
 
 def _build_program(
-    place: _RankIteration,
+    place: ProgramPlace,
     entries: list[Entry],
     rows: dict[_TensorPlace, Figures],
 ) -> DumpedProgram:
-    left = dict(rows)
+    """Return the program of files and rows; the rows are used up."""
     named: list[tuple[_NamedTensor, Figures | None]] = [
-        (entry, left.pop(_make_tensor_place(entry.key), None) if left else None)
+        (entry, rows.pop(_make_tensor_place(entry.key), None) if rows else None)
         for entry in entries
     ]
-    named.extend((row, row) for row in left.values())
-    named.sort(key=_make_time_key)
+    named.extend((row, row) for row in rows.values())
+    named.sort(key=lambda each: (each[0].key.timestamp_us, each[0].key.side, each[0].key.slot))
     tensors = [
         (tensor.key.graph, tensor.op_name, tensor, _build_tensor(tensor, row, seen))
         for seen, (tensor, row) in enumerate(named)
@@ -139,7 +131,7 @@ class OperatorTyped(Protocol):
 
 
 def build_program(
-    place: _RankIteration, tensors: Iterable[tuple[int, str, OperatorTyped, DumpedTensor]]
+    place: ProgramPlace, tensors: Iterable[tuple[int, str, OperatorTyped, DumpedTensor]]
 ) -> DumpedProgram:
     """Return the program of tensors in execution order, each with graph and name of its call."""
     calls: list[tuple[tuple[int, str], OperatorTyped, _CallTensors]] = []
@@ -158,11 +150,6 @@ def build_program(
         for at, (name, typed, of) in enumerate(calls)
     ]
     return DumpedProgram(rank, iteration, tuple(called))
-
-
-def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str, int]:
-    key = named[0].key
-    return key.timestamp_us, key.side, key.slot
 
 
 def _build_call(
@@ -193,33 +180,26 @@ def _split_sides(
 
 
 def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
+    """Return a tensor; what no record says of it, a table, a header or the file name does."""
     key, record = tensor.key, tensor.record
+    entry = tensor if isinstance(tensor, Entry) else None
     if record is not None:
         facts = record.argument, record.dtype, record.shape, record.digest
+    elif row is not None:
+        facts = "", row.dtype, row.shape, ""
+    elif entry is not None and entry.described is not None:
+        facts = "", entry.described.dtype, entry.described.shape, ""
     else:
-        facts = "", *_find_dtype_and_shape(tensor, row), ""
-    entry = tensor if isinstance(tensor, Entry) else None
+        facts = "", key.element.lower(), None, ""
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
     of_row = record if entry is None else None
     return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), None, of_row)
-
-
-def _find_dtype_and_shape(
-    tensor: _NamedTensor, row: Figures | None
-) -> tuple[str, tuple[int, ...] | None]:
-    """Return element type and shape from a table, a header or the file name."""
-    if row is not None:
-        return row.dtype, row.shape
-    if isinstance(tensor, Entry) and tensor.described is not None:
-        return tensor.described.dtype, tensor.described.shape
-    return tensor.key.element.lower(), None
 
 
 def _parse_statistics(row: Figures) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for title in row.values:
         item = _STATISTIC_ITEMS.get(title)
-        number = row.number(item) if item is not None else None
-        if item is not None and number is not None:
+        if item is not None and (number := row.number(item)) is not None:
             found[item] = number
     return found

@@ -31,6 +31,7 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.report_summary import get_row_error, get_severity
 from rankdump._core.record import TensorSide
+from rankdump._core.units import format_count
 from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -66,91 +67,79 @@ class OriginQuestion:
     harmless: frozenset[str] = frozenset()
     """Digests of tensors that are not finite on purpose, such as attention masks."""
 
+    def select(self, row: ComparisonRow) -> DumpedTensor | None:
+        """Return the tensor that the question is about; for a difference, that of side a."""
+        return row.pair.b if self.side == "b" else row.pair.a
+
+    def is_bad(self, row: ComparisonRow) -> bool | None:
+        """Return whether the tensor of a row is bad; None when this is unknown."""
+        outcome = row.outcome
+        if self.kind == "difference":
+            return None if outcome.verdict in _UNDECIDED_VERDICTS else not outcome.verdict.agrees
+        tensor = self.select(row)
+        if tensor is None or tensor.digest in self.harmless:
+            return False
+        return outcome.nonfinite_b if self.side == "b" else outcome.nonfinite_a
+
+    def list_unknown(self, rows: Iterable[ComparisonRow]) -> tuple[ComparisonRow, ...]:
+        """Return the rows of which that is unknown."""
+        return tuple(row for row in rows if self.is_bad(row) is None)
+
+    def get_order(self, row: ComparisonRow) -> int:
+        """Return the position of the tensor in the order in which its program's were seen."""
+        tensor = self.select(row)
+        return tensor.seen_order if tensor is not None else 0
+
 
 DIFFERENCE_QUESTION = OriginQuestion("difference")
 NONFINITE_QUESTIONS = (OriginQuestion("nonfinite", "a"), OriginQuestion("nonfinite", "b"))
 
 
-def select_tensor(row: ComparisonRow, question: OriginQuestion) -> DumpedTensor | None:
-    """Return the tensor that the question is about; for a difference, that of side a."""
-    return row.pair.b if question.side == "b" else row.pair.a
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRows:
+    """A pair of calls with the rows of its tensors, compared by identity."""
+
+    rows: tuple[ComparisonRow, ...]
+
+    @property
+    def first_row(self) -> ComparisonRow:
+        """The first row; names and positions are the same in all."""
+        return self.rows[0]
+
+    @property
+    def inputs(self) -> tuple[ComparisonRow, ...]:
+        """The rows of its inputs."""
+        return tuple(row for row in self.rows if _get_side(row) is TensorSide.INPUT)
+
+    @property
+    def outputs(self) -> tuple[ComparisonRow, ...]:
+        """The rows of its outputs."""
+        return tuple(row for row in self.rows if _get_side(row) is TensorSide.OUTPUT)
 
 
-def is_bad_row(row: ComparisonRow, question: OriginQuestion) -> bool | None:
-    """Return whether the tensor of a row is bad; None when this is unknown."""
-    outcome = row.outcome
-    if question.kind == "difference":
-        return None if outcome.verdict in _UNDECIDED_VERDICTS else not outcome.verdict.agrees
-    tensor = select_tensor(row, question)
-    if tensor is None or tensor.digest in question.harmless:
-        return False
-    return outcome.nonfinite_b if question.side == "b" else outcome.nonfinite_a
+def _get_side(row: ComparisonRow) -> TensorSide | None:
+    tensor = row.pair.a or row.pair.b
+    return tensor.side if tensor is not None else None
 
 
-def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
-    """Return the position of the tensor in the order in which its program's were seen."""
-    tensor = select_tensor(row, question)
-    return tensor.seen_order if tensor is not None else 0
-
-
-def describe_faulty_call(
-    rows: Sequence[ComparisonRow], inside: ComparisonRow | None, question: OriginQuestion
+def _describe_faulty_call(
+    call: CallRows, question: OriginQuestion, inside: ComparisonRow | None = None
 ) -> str:
-    """Describe a call with good inputs by its rows; `inside` is the inner call that showed it."""
-    inputs = [row for row in rows if _get_side(row) is TensorSide.INPUT]
-    output = next(
-        row for row in rows if _get_side(row) is TensorSide.OUTPUT and is_bad_row(row, question)
-    )
-    text = _describe_parameter_kind(output) + _describe_good_inputs(inputs, question)
+    """Describe a call with good inputs; `inside` is the inner call that showed it."""
+    output = next(row for row in call.outputs if question.is_bad(row))
+    text = _describe_parameter_kind(output) + _describe_good_inputs(call.inputs, question)
     text += _describe_bad_tensor(output, question)
     if inside is not None and not inside.backward:
-        text += (
-            f"; it first shows in the inputs of {get_call_name(inside)}, and no "
-            "recorded call produced it"
-        )
+        text += f"; it first shows in the inputs of {inside.name}, and no recorded call produced it"
     return text
 
 
-def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
+def _describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
     """Name the layer that made a call: its mark comes directly before the call."""
-    call, mark = parse_call_name(get_call_name(row)), parse_call_name(get_call_name(before))
+    call, mark = parse_call_name(row.name), parse_call_name(before.name)
     if call is None or mark is None or mark.kind != LAYER_KIND or call.kind != "NN":
         return ""
     return f"; it is the layer {mark.api}"
-
-
-def describe_outside_inputs(row: ComparisonRow, question: OriginQuestion) -> str:
-    """Describe a bad input that no dumped call produced."""
-    how = "differ already" if question.kind == "difference" else "are not finite already"
-    return (
-        f"its inputs {how}: they come from outside what was dumped: "
-        f"{_describe_bad_tensor(row, question)}"
-    )
-
-
-def describe_unmatched_call(
-    alone: ComparisonRow, row: ComparisonRow, question: OriginQuestion
-) -> str:
-    """Describe a call that only one side made, and the bad tensor after it."""
-    which = "a" if alone.name_a else "b"
-    return (
-        f"only {which} has this call; after it {_describe_bad_tensor(row, question)} "
-        f"({get_call_name(row)})"
-    )
-
-
-def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
-    """Name the inputs that are not known to be good or bad."""
-    places = ", ".join(row.place_name for row in rows[:3])
-    if question.kind == "nonfinite":
-        return f"whether {places} was finite is not known"
-    return f"{places} could not be compared"
-
-
-def describe_differing_parameter(row: ComparisonRow, *, after: bool) -> str:
-    """Describe a weight of the suspected call that also differs."""
-    when = " (read after the step)" if after else ""
-    return f"; its parameter {row.name_a or row.name_b} differs too{_describe_amount(row)}{when}"
 
 
 def describe_other_ranks(ranks: Sequence[int]) -> str:
@@ -158,11 +147,6 @@ def describe_other_ranks(ranks: Sequence[int]) -> str:
     noun = "rank" if len(ranks) == 1 else "ranks"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"; the same on {noun} {shown}"
-
-
-def get_call_name(row: ComparisonRow) -> str:
-    """Return the name of a pair of calls in messages."""
-    return row.name_a or row.name_b
 
 
 def _describe_parameter_kind(row: ComparisonRow) -> str:
@@ -175,9 +159,9 @@ def _describe_good_inputs(inputs: Sequence[ComparisonRow], question: OriginQuest
     if not inputs:
         return ""
     if question.kind == "nonfinite":
-        known = not question.harmless and all(is_bad_row(row, question) is False for row in inputs)
+        known = not question.harmless and all(question.is_bad(row) is False for row in inputs)
         return "its inputs are finite, and " if known else ""
-    return "its inputs agree, and " if all(r.outcome.verdict.agrees for r in inputs) else ""
+    return "its inputs agree, and " if all(row.agrees for row in inputs) else ""
 
 
 def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
@@ -191,14 +175,11 @@ def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
         return f"{row.place_name} has another shape{shapes}{why}"
     if outcome.verdict is TensorVerdict.NAN:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
-        places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
+        places = f" at {format_count(count, 'place')}" if count else ""
         return f"{row.place_name} is NaN or infinite on one side alone{places}"
-    return f"{row.place_name} differs{_describe_amount(row)}{_describe_remark(row)}"
-
-
-def _describe_remark(row: ComparisonRow) -> str:
-    found = next((each for each in row.outcome.findings if each.startswith(_TOLD_PREFIXES)), "")
-    return f" ({found})" if found else ""
+    told = next((each for each in outcome.findings if each.startswith(_TOLD_PREFIXES)), "")
+    remark = f" ({told})" if told else ""
+    return f"{row.place_name} differs{_describe_amount(row)}{remark}"
 
 
 def _describe_amount(row: ComparisonRow) -> str:
@@ -215,27 +196,11 @@ def _describe_amount(row: ComparisonRow) -> str:
 
 
 def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> str:
-    measures, tensor = row.outcome.measures, select_tensor(row, question)
+    measures, tensor = row.outcome.measures, question.select(row)
     if measures is None or tensor is None:
         return ""
     count = measures.nonfinite_b if question.side == "b" else measures.nonfinite_a
     return f", {count} of {measures.count} elements"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallRows:
-    """A pair of calls with the rows of its tensors, compared by identity."""
-
-    rows: tuple[ComparisonRow, ...]
-
-    @property
-    def first_row(self) -> ComparisonRow:
-        """The first row; names and positions are the same in all."""
-        return self.rows[0]
-
-    def rows_on_side(self, side: TensorSide) -> tuple[ComparisonRow, ...]:
-        """Return the rows of its inputs, or of its outputs."""
-        return tuple(row for row in self.rows if _get_side(row) is side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +227,7 @@ class RankOrigin:
     @property
     def error_key(self) -> tuple[int, float]:
         """Severity of the tensor that the reason describes: the verdict, then the error."""
-        wrong = [row for row in self.calls[0].rows if is_bad_row(row, self.question)]
+        wrong = [row for row in self.calls[0].rows if self.question.is_bad(row)]
         outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
         row = (outputs or wrong or self.calls[0].rows)[0]
         error = get_row_error(row)
@@ -271,48 +236,41 @@ class RankOrigin:
     @property
     def iteration_key(self) -> tuple[bool, int]:
         """Sort key of the iteration; constants come last."""
-        return self.likeliest_row.iteration == CONSTANTS_ITERATION, self.likeliest_row.iteration
+        return _make_iteration_key(self.likeliest_row.iteration)
+
+
+def _make_iteration_key(iteration: int) -> tuple[bool, int]:
+    return iteration == CONSTANTS_ITERATION, iteration
 
 
 def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -> list[RankOrigin]:
     """Return the origin on each rank that has one, in the first iteration that does."""
-    if not any(is_bad_row(row, question) for row in rows):
+    if not any(question.is_bad(row) for row in rows):
         return []
     programs = _group_programs(rows)
     found: dict[int, RankOrigin] = {}
-    for rank, iteration in sorted(
-        programs, key=lambda place: (place[1] == CONSTANTS_ITERATION, place[1])
-    ):
+    for rank, iteration in sorted(programs, key=lambda place: _make_iteration_key(place[1])):
         if rank not in found:
-            answer = find_program_origin(programs[rank, iteration], question)
+            answer = _find_program_origin(programs[rank, iteration], question)
             if answer is not None:
                 found[rank] = answer
     return [found[rank] for rank in sorted(found)]
 
 
-def find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
+def _find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
     """Return the origin in one program; None when nothing is bad.
 
     An infinite mask from outside is skipped when a call that read it wrote only finite numbers.
     """
     found = _search_program(steps, question)
     while found is not None and found.is_outside and question.kind == "nonfinite":
-        mask = next(
-            row
-            for row in found.calls[0].rows_on_side(TensorSide.INPUT)
-            if is_bad_row(row, question)
-        )
-        tensor = select_tensor(mask, question)
+        tensor = question.select(next(filter(question.is_bad, found.calls[0].inputs)))
         digest = tensor.digest if tensor is not None else ""
         readers = _find_readers(steps, digest, question) if digest else []
-        if not any(_has_finite_outputs(step, question) for step in readers):
-            outputs = (
-                row
-                for step in readers[:_MAX_MASK_READERS]
-                for row in step.rows_on_side(TensorSide.OUTPUT)
-            )
-            unknown = tuple(row for row in outputs if is_bad_row(row, question) is None)
-            return replace(found, unknown=unknown)
+        known = (map(question.is_bad, step.outputs) for step in readers)
+        if not any(all(bad is False for bad in outputs) for outputs in known):
+            outputs = (row for step in readers[:_MAX_MASK_READERS] for row in step.outputs)
+            return replace(found, unknown=question.list_unknown(outputs))
         question = replace(question, harmless=question.harmless | {digest})
         found = _search_program(steps, question)
     return found
@@ -325,25 +283,18 @@ def _find_readers(
     found = [
         step
         for step in steps
-        if step.rows_on_side(TensorSide.OUTPUT)
-        and any(
-            t and t.digest == digest
-            for t in (select_tensor(r, question) for r in step.rows_on_side(TensorSide.INPUT))
-        )
+        if step.outputs
+        and any(t and t.digest == digest for t in (question.select(r) for r in step.inputs))
     ]
-    return sorted(found, key=lambda step: max(get_seen_order(row, question) for row in step.rows))
-
-
-def _has_finite_outputs(step: CallRows, question: OriginQuestion) -> bool:
-    return all(is_bad_row(row, question) is False for row in step.rows_on_side(TensorSide.OUTPUT))
+    return sorted(found, key=lambda step: max(question.get_order(row) for row in step.rows))
 
 
 def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
     wrong = [
-        (get_seen_order(row, question), step, row)
+        (question.get_order(row), step, row)
         for step in steps
         for row in step.rows
-        if is_bad_row(row, question)
+        if question.is_bad(row)
     ]
     if not wrong:
         return None
@@ -366,34 +317,21 @@ def _group_programs(rows: Iterable[ComparisonRow]) -> dict[_RankIteration, list[
         lambda: defaultdict(list)
     )
     for row in rows:
-        found[row.rank, row.iteration][row.position].append(row)
+        found[row.place][row.position].append(row)
     return {
         place: [CallRows(tuple(program[at])) for at in sorted(program)]
         for place, program in found.items()
     }
 
 
-def _get_side(row: ComparisonRow) -> TensorSide | None:
-    tensor = row.pair.a or row.pair.b
-    return tensor.side if tensor is not None else None
-
-
 def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) -> CallRows | None:
     """Return the call with good inputs and bad outputs that was running and ended first."""
     best: tuple[int, CallRows] | None = None
     for step in wrong:
-        ends = [
-            get_seen_order(row, question)
-            for row in step.rows_on_side(TensorSide.OUTPUT)
-            if is_bad_row(row, question)
-        ]
-        if not ends or any(
-            is_bad_row(row, question) for row in step.rows_on_side(TensorSide.INPUT)
-        ):
+        ends = [question.get_order(row) for row in step.outputs if question.is_bad(row)]
+        if not ends or any(map(question.is_bad, step.inputs)):
             continue
-        begin = min(
-            get_seen_order(row, question) for row in step.rows if select_tensor(row, question)
-        )
+        begin = min(question.get_order(row) for row in step.rows if question.select(row))
         if begin <= when and (best is None or min(ends) < best[0]):
             best = min(ends), step
     return best[1] if best is not None else None
@@ -404,23 +342,19 @@ def _find_gain(step: CallRows, steps: Iterable[CallRows]) -> float:
 
     A call without inputs is compared with the largest normal error that was seen before it.
     """
-    outputs = [row for row in step.rows_on_side(TensorSide.OUTPUT) if not _is_agreeing(row)]
+    outputs = [row for row in step.outputs if not row.agrees]
     if not outputs or any(row.outcome.error_ratio is None for row in outputs):
         return math.inf
-    inputs: Sequence[ComparisonRow] = step.rows_on_side(TensorSide.INPUT)
+    inputs: Sequence[ComparisonRow] = step.inputs
     if not inputs:
-        before = min(get_seen_order(row, DIFFERENCE_QUESTION) for row in outputs)
+        before = min(DIFFERENCE_QUESTION.get_order(row) for row in outputs)
         inputs = [
             row
             for each in steps
             for row in each.rows
-            if get_seen_order(row, DIFFERENCE_QUESTION) < before and _is_agreeing(row)
+            if DIFFERENCE_QUESTION.get_order(row) < before and row.agrees
         ]
     return _find_largest_ratio(outputs) / max(1.0, _find_largest_ratio(inputs))
-
-
-def _is_agreeing(row: ComparisonRow) -> bool:
-    return row.outcome.verdict.agrees
 
 
 def _find_largest_ratio(rows: Iterable[ComparisonRow]) -> float:
@@ -443,16 +377,18 @@ def _find_unmatched_before(
 def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
     """Return whether an unmatched call has an output of the shape of that side's tensor."""
     wanted = row.pair.a if alone.first_row.name_a else row.pair.b
-    made = [each.pair.a or each.pair.b for each in alone.rows_on_side(TensorSide.OUTPUT)]
+    made = [each.pair.a or each.pair.b for each in alone.outputs]
     return wanted is not None and any(each and each.shape == wanted.shape for each in made)
 
 
 def _build_unmatched_origin(
     alone: list[CallRows], row: ComparisonRow, question: OriginQuestion
 ) -> RankOrigin:
-    why = f"{len(alone)} calls before {get_call_name(row)} have no partner"
+    why = f"{len(alone)} calls before {row.name} have no partner"
     calls = tuple(alone[:_MAX_UNMATCHED_CALLS])
-    reasons = tuple(describe_unmatched_call(each.first_row, row, question) for each in calls)
+    after = f"after it {_describe_bad_tensor(row, question)} ({row.name})"
+    sides = ("a" if each.first_row.name_a else "b" for each in calls)
+    reasons = tuple(f"only {side} has this call; {after}" for side in sides)
     return RankOrigin(question, calls, reasons, "" if len(alone) == 1 else why)
 
 
@@ -460,15 +396,17 @@ def _build_outside_origin(
     steps: Sequence[CallRows], step: CallRows, row: ComparisonRow, question: OriginQuestion
 ) -> RankOrigin:
     if _get_side(row) is TensorSide.OUTPUT:
-        wrong = [each for each in step.rows if is_bad_row(each, question)]
+        wrong = [each for each in step.rows if question.is_bad(each)]
         bad = "; ".join(_describe_bad_tensor(each, question) for each in wrong[:2])
         return RankOrigin(question, (step,), (bad,), LATER_INPUTS_REASON)
-    reason = describe_outside_inputs(row, question)
-    if any(each.rows_on_side(TensorSide.OUTPUT) for each in steps):
+    how = "differ already" if question.kind == "difference" else "are not finite already"
+    bad = _describe_bad_tensor(row, question)
+    reason = f"its inputs {how}: they come from outside what was dumped: {bad}"
+    if any(each.outputs for each in steps):
         return RankOrigin(question, (step,), (reason,), is_outside=True)
     at = steps.index(step)
     before = steps[max(at - 1, 0) : at]
-    near = f"it ran right before {get_call_name(row)}, whose inputs are the first bad ones"
+    near = f"it ran right before {row.name}, whose inputs are the first bad ones"
     reasons = (*(near for _ in before), reason)
     return RankOrigin(question, (*before, step), reasons, NO_OUTPUTS_REASON, is_outside=not before)
 
@@ -476,16 +414,17 @@ def _build_outside_origin(
 def _build_maker_origin(
     steps: Sequence[CallRows], maker: CallRows, step: CallRows, question: OriginQuestion
 ) -> RankOrigin:
-    inputs = maker.rows_on_side(TensorSide.INPUT)
-    unknown = tuple(row for row in inputs if is_bad_row(row, question) is None)
-    reason = describe_faulty_call(
-        maker.rows, step.first_row if step is not maker else None, question
-    )
-    reason += describe_layer(maker.first_row, steps[steps.index(maker) - 1].first_row)
+    unknown = question.list_unknown(maker.inputs)
+    inside = step.first_row if step is not maker else None
+    reason = _describe_faulty_call(maker, question, inside)
+    reason += _describe_layer(maker.first_row, steps[steps.index(maker) - 1].first_row)
     why = ""
     if unknown:
-        why = describe_unknown_inputs(unknown, question)
-    elif not inputs and not any(each.rows_on_side(TensorSide.INPUT) for each in steps):
+        places = ", ".join(row.place_name for row in unknown[:3])
+        why = f"{places} could not be compared"
+        if question.kind == "nonfinite":
+            why = f"whether {places} was finite is not known"
+    elif not any(each.inputs for each in steps):
         why = NO_INPUTS_REASON
     return RankOrigin(question, (maker,), (reason,), why, unknown=unknown)
 
@@ -497,21 +436,20 @@ def _build_gain_origin(
     of normal ones; `maker` has these.
     """
     found = [
-        (max(get_seen_order(row, DIFFERENCE_QUESTION) for row in step.rows), step)
+        (max(DIFFERENCE_QUESTION.get_order(row) for row in step.rows), step)
         for step in {id(step): step for step in wrong}.values()
-        if _find_gain(step, steps) > NORMAL_RATIO and step.rows_on_side(TensorSide.OUTPUT)
+        if _find_gain(step, steps) > NORMAL_RATIO and step.outputs
     ]
     if not found:
-        reason = describe_faulty_call(maker.rows, None, DIFFERENCE_QUESTION)
+        reason = _describe_faulty_call(maker, DIFFERENCE_QUESTION)
         return RankOrigin(DIFFERENCE_QUESTION, (maker,), (reason,), GROWING_ERROR_REASON)
     _, step = min(found, key=lambda each: each[0])
-    reason = describe_faulty_call(step.rows, None, DIFFERENCE_QUESTION)
-    inputs = step.rows_on_side(TensorSide.INPUT)
-    if inputs and not all(map(_is_agreeing, inputs)):
-        outputs = step.rows_on_side(TensorSide.OUTPUT)
+    reason = _describe_faulty_call(step, DIFFERENCE_QUESTION)
+    if not all(row.agrees for row in step.inputs):
+        ratios = _find_largest_ratio(step.inputs), _find_largest_ratio(step.outputs)
         reason += (
-            f"; the errors of its inputs are {_find_largest_ratio(inputs):.3g} times the expected "
-            f"ones, those of its outputs {_find_largest_ratio(outputs):.3g} times"
+            f"; the errors of its inputs are {ratios[0]:.3g} times the expected ones, those of its "
+            f"outputs {ratios[1]:.3g} times"
         )
     return RankOrigin(DIFFERENCE_QUESTION, (step,), (reason,))
 
@@ -523,42 +461,37 @@ def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow])
     Where these are missing, those of the same iteration are named, with a remark.
     """
     first = found.likeliest_row
-    path = ".".join(parse_module_path(get_call_name(first)))
+    path = ".".join(parse_module_path(first.name))
     if not path or first.op_type == PARAMETER_OP_TYPE or found.question.kind != "difference":
         return ""
-    wanted = (first.iteration - 1, CONSTANTS_ITERATION, first.iteration)
-    by_iteration: dict[int, list[ComparisonRow]] = {}
-    for row in rows:
-        if row.rank == first.rank and row.iteration in wanted and _is_parameter_of(row, path):
-            by_iteration.setdefault(row.iteration, []).append(row)
-    for iteration in wanted:
-        different = [row for row in by_iteration.get(iteration, []) if _is_different(row)]
-        if different:
-            widest = _find_widest_row(different[0], rows)
-            return describe_differing_parameter(widest, after=iteration == first.iteration)
+    apart = [
+        row
+        for row in rows
+        if row.op_type == PARAMETER_OP_TYPE
+        and row.outcome.verdict in _APART_VERDICTS
+        and row.rank == first.rank
+        and not row.backward
+        and row.name.rpartition(".")[0] == path
+    ]
+    for iteration in (first.iteration - 1, CONSTANTS_ITERATION, first.iteration):
+        weight = next((row for row in apart if row.iteration == iteration), None)
+        if weight is not None:
+            amount = _describe_amount(_find_widest_row(weight, rows))
+            when = " (read after the step)" if iteration == first.iteration else ""
+            return f"; its parameter {weight.name} differs too{amount}{when}"
     return ""
 
 
 def _find_widest_row(weight: ComparisonRow, rows: Iterable[ComparisonRow]) -> ComparisonRow:
     """Return the row of a weight on the rank where it differs most."""
-    key = weight.iteration, get_call_name(weight), weight.slot_name
-    same = [
+    key = weight.iteration, weight.name, weight.slot_name
+    same = (
         row
         for row in rows
         if row.op_type == PARAMETER_OP_TYPE
-        and (row.iteration, get_call_name(row), row.slot_name) == key
+        and (row.iteration, row.name, row.slot_name) == key
         and row.outcome.verdict is weight.outcome.verdict
-    ]
+    )
     return max(
         same, key=lambda row: row.outcome.measures.max_absolute if row.outcome.measures else 0.0
     )
-
-
-def _is_parameter_of(row: ComparisonRow, path: str) -> bool:
-    if row.op_type != PARAMETER_OP_TYPE or row.backward:
-        return False
-    return get_call_name(row).rpartition(".")[0] == path
-
-
-def _is_different(row: ComparisonRow) -> bool:
-    return row.outcome.verdict in _APART_VERDICTS

@@ -7,7 +7,7 @@ PairOutcome -> ComparisonReport.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
@@ -154,6 +154,10 @@ class PairOutcome:
     """Which of these it was: `rounding`; empty where elements were judged by themselves."""
 
 
+NOT_COMPARED = PairOutcome(TensorVerdict.UNKNOWN)
+"""Outcome of a pair before it is compared."""
+
+
 class DumpedTensor(NamedTuple):
     """One tensor of a call, as a tree describes it; its elements stay on disk.
 
@@ -187,6 +191,11 @@ class DumpedTensor(NamedTuple):
     """What it may be together with those of other ranks, of which statistics alone are known."""
 
     @property
+    def files(self) -> tuple[Entry, ...]:
+        """Files with its elements, or with those of its parts; empty where none are known."""
+        return self.parts or ((self.entry,) if self.entry is not None else ())
+
+    @property
     def record(self) -> ManifestRecord | None:
         """What the manifest says of it; None where there is none."""
         return self.entry.record if self.entry is not None else self.row_record
@@ -203,9 +212,14 @@ class DumpedTensor(NamedTuple):
         return record.layout if record is not None else None
 
     @property
+    def is_sample(self) -> bool:
+        """Whether only its first elements were kept."""
+        return self.layout is not None and self.layout.is_sample
+
+    @property
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where it has none."""
-        record = self.entry.record if self.entry is not None else self.row_record
+        record = self.record
         return record.microbatch if record is not None else None
 
 
@@ -245,6 +259,16 @@ class DumpedProgram:
     """CONSTANTS_ITERATION for constants."""
     calls: tuple[DumpedCall, ...]
 
+    @property
+    def place(self) -> ProgramPlace:
+        """Rank and iteration."""
+        return self.rank, self.iteration
+
+    @property
+    def tensors(self) -> Iterator[DumpedTensor]:
+        """Tensors of all calls."""
+        return (tensor for call in self.calls for tensor in call.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class CallPair:
@@ -253,6 +277,13 @@ class CallPair:
     a: DumpedCall | None
     b: DumpedCall | None
     rule: PairingRule = ""
+
+    @property
+    def either(self) -> DumpedCall:
+        """The call of a, or that of b without one."""
+        call = self.a or self.b
+        assert call is not None
+        return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +311,21 @@ class ComparisonRow(NamedTuple):
     backward: bool
     pair: TensorPair
     outcome: PairOutcome
+
+    @property
+    def place(self) -> ProgramPlace:
+        """Rank and iteration."""
+        return self.rank, self.iteration
+
+    @property
+    def name(self) -> str:
+        """Name of the call of side a, or of side b without one."""
+        return self.name_a or self.name_b
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two tensors count as equal."""
+        return self.outcome.verdict.agrees
 
     @property
     def slot_name(self) -> str:
@@ -381,6 +427,4 @@ class ComparisonReport:
         say.
         """
         lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
-        return (
-            all(row.outcome.verdict.agrees for row in self.rows) and not self.notes and not lacking
-        )
+        return all(row.agrees for row in self.rows) and not self.notes and not lacking

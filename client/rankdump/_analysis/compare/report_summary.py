@@ -22,6 +22,7 @@ from rankdump._analysis.compare.report import (
     TensorVerdict,
 )
 from rankdump._core.record import BUFFER_ARGUMENT
+from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 VERDICTS_BY_SEVERITY = (
@@ -96,8 +97,7 @@ def find_unmatched_calls(rows: Iterable[ComparisonRow]) -> Mapping[str, list[Com
 
 def get_own_place(row: ComparisonRow, report: ComparisonReport) -> ProgramPlace:
     """Return rank and iteration of a row: of side b where only b has the call."""
-    place = row.rank, row.iteration
-    return place if row.name_a else report.places_of_b.get(place, place)
+    return row.place if row.name_a else report.places_of_b.get(row.place, row.place)
 
 
 def max_absolute(row: ComparisonRow) -> float:
@@ -116,15 +116,18 @@ def get_row_error(row: ComparisonRow) -> float:
     return max((abs(apart[item]) for item in _ERROR_STATISTICS if item in apart), default=math.nan)
 
 
-def list_ranks_alike(origin: DivergenceOrigin, report: ComparisonReport) -> list[int]:
-    """Return the ranks whose origin is the same operator, including the origin's own rank."""
-    first = origin.suspects[0]
+def list_suspect_ranks(
+    origin: DivergenceOrigin, suspect: SuspectCall, report: ComparisonReport
+) -> list[int]:
+    """Return the ranks to name with a suspect: where the origin is certain, all with the same."""
+    if not origin.certain:
+        return [suspect.rank]
     same = (
         each.suspects[0].rank
         for each in report.rank_origins
         if each.certain and each.suspects and _has_same_suspect(each, origin)
     )
-    return sorted({first.rank, *same})
+    return sorted({origin.suspects[0].rank, *same})
 
 
 def list_other_origins(report: ComparisonReport) -> list[DivergenceOrigin]:
@@ -156,7 +159,10 @@ def select_excerpt(
     kept = [
         row
         for row in report.rows
-        if everything or make_call_key(row) in suspects or _is_disagreeing_pair(row)
+        # Calls without a partner are listed separately.
+        if everything
+        or make_call_key(row) in suspects
+        or (not row.agrees and row.name_a and row.name_b)
     ]
     if limit is None or len(kept) <= limit:
         return kept
@@ -169,8 +175,8 @@ def select_worst_rows(rows: Sequence[ComparisonRow], most: int) -> list[Comparis
     """Return at most so many rows, in order; rows that disagree are preferred."""
     if len(rows) <= most:
         return list(rows)
-    bad = [at for at, row in enumerate(rows) if not row.outcome.verdict.agrees][:most]
-    good = [at for at, row in enumerate(rows) if row.outcome.verdict.agrees]
+    bad = [at for at, row in enumerate(rows) if not row.agrees][:most]
+    good = [at for at, row in enumerate(rows) if row.agrees]
     free = most - len(bad)
     thinned = [good[at * len(good) // free] for at in range(min(free, len(good)))]
     return [rows[at] for at in sorted((*bad, *thinned))]
@@ -179,21 +185,18 @@ def select_worst_rows(rows: Sequence[ComparisonRow], most: int) -> list[Comparis
 def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
     measured = [row.outcome.measures for row in group if row.outcome.measures is not None]
     worst = min(group, key=lambda row: (get_severity(row), -_get_error_or_zero(row)))
+    error = max(_drop_nan(map(get_row_error, group)), default=math.nan)
+    # With a worst row of NaN, the error of another row would look like the whole result.
+    if not worst.agrees and math.isnan(get_row_error(worst)):
+        error = math.nan
     return OperatorSummary(
         worst=worst,
         tensors=len(group),
-        differing=sum(not row.outcome.verdict.agrees for row in group),
-        error=_find_largest_error(group, worst),
+        differing=sum(not row.agrees for row in group),
+        error=error,
         cosine=min(_drop_nan(each.cosine for each in measured), default=math.nan),
         close_share=min((each.close_share for each in measured), default=math.nan),
     )
-
-
-def _find_largest_error(group: list[ComparisonRow], worst: ComparisonRow) -> float:
-    # With a worst row of NaN, the error of another row would look like the whole result.
-    if not worst.outcome.verdict.agrees and math.isnan(get_row_error(worst)):
-        return math.nan
-    return max(_drop_nan(get_row_error(row) for row in group), default=math.nan)
 
 
 def _drop_nan(values: Iterable[float]) -> list[float]:
@@ -203,11 +206,6 @@ def _drop_nan(values: Iterable[float]) -> list[float]:
 def _get_error_or_zero(row: ComparisonRow) -> float:
     known = get_row_error(row)
     return 0.0 if math.isnan(known) else known
-
-
-def _is_disagreeing_pair(row: ComparisonRow) -> bool:
-    # Calls without a partner are listed separately.
-    return not row.outcome.verdict.agrees and bool(row.name_a and row.name_b)
 
 
 def _has_same_suspect(one: DivergenceOrigin, other: DivergenceOrigin) -> bool:
@@ -257,25 +255,19 @@ class KindSummary:
     @property
     def batch_sizes(self) -> tuple[int, int] | None:
         """First extents of a and b, if all pairs of other shapes differ in these alone."""
-        found = {
+        shapes = {
             (a.shape, b.shape)
             for row in self.rows
             if row.outcome.verdict is TensorVerdict.SHAPE
             for a, b in [(row.pair.a, row.pair.b)]
             if a is not None and b is not None
         }
-        return _find_batch_sizes([shapes for shapes in found if shapes != (None, None)])
-
-
-def _find_batch_sizes(
-    pairs: Sequence[tuple[tuple[int, ...] | None, tuple[int, ...] | None]],
-) -> tuple[int, int] | None:
-    sizes: set[tuple[int, int]] = set()
-    for a, b in pairs:
-        if not a or not b or a[1:] != b[1:]:
-            return None
-        sizes.add((a[0], b[0]))
-    return sizes.pop() if len(sizes) == 1 else None
+        sizes: set[tuple[int, int]] = set()
+        for a, b in shapes - {(None, None)}:
+            if not a or not b or a[1:] != b[1:]:
+                return None
+            sizes.add((a[0], b[0]))
+        return sizes.pop() if len(sizes) == 1 else None
 
 
 def find_tensor_kind(row: ComparisonRow) -> str:
@@ -307,7 +299,6 @@ def format_kinds(rows: Iterable[ComparisonRow], spelt: Callable[[str], str]) -> 
 def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
     counts = count_verdicts(found.rows)
     parts = ", ".join(f"{count:,} {verdict.value}" for verdict, count in counts.items())
-    noun = "pair" if len(found.rows) == 1 else "pairs"
     details: list[str] = []
     widest, first = found.widest, found.first_bad
     if widest is not None:
@@ -320,11 +311,11 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
         details.append(
             f"first extent {sizes[0]:,} in a and {sizes[1]:,} in b, as of other batch sizes"
         )
-    return "; ".join((f"{len(found.rows):,} {noun}: {parts}", *details))
+    return "; ".join((f"{format_count(len(found.rows), 'pair')}: {parts}", *details))
 
 
 def _name_place(row: ComparisonRow, spelt: Callable[[str], str]) -> str:
     when = f"iteration {row.iteration}" if row.iteration >= 0 else "constants"
     slot = "" if row.op_type == PARAMETER_OP_TYPE else f" {row.place_name}"
-    name = spelt(row.name_a or row.name_b).removeprefix("Gradients/")
+    name = spelt(row.name).removeprefix("Gradients/")
     return f"{name}{slot}, rank {row.rank}, {when}"

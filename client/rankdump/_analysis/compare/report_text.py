@@ -1,9 +1,11 @@
-"""Sentences and formatted numbers of a report, for the terminal and the page. Pure."""
+"""Sentences and formatted numbers of a report, and the lines about where a difference starts, for
+the terminal and the pages. Pure.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.error_tolerance import NORMAL_RATIO
@@ -16,12 +18,19 @@ from rankdump._analysis.compare.report import (
     SuspectCall,
     TensorVerdict,
 )
-from rankdump._analysis.compare.report_summary import count_verdicts, list_ranks_alike
+from rankdump._analysis.compare.report_summary import (
+    count_verdicts,
+    list_other_origins,
+    list_suspect_ranks,
+)
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.graph import SourceLine
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.units import format_count
 from rankdump._layout.api_tree import parse_call_name
 
 NO_VALUE = "-"
+_MAX_CANDIDATES_SHOWN = 5
 _NOT_COMPARED_REASONS = {
     TensorVerdict.UNMATCHED: "without a partner",
     TensorVerdict.UNREADABLE: "that could not be read",
@@ -93,13 +102,6 @@ def format_iterations(numbers: Iterable[int]) -> str:
     return f"iteration {ranges(dated)}" if dated else "constants"
 
 
-def list_suspect_ranks(
-    origin: DivergenceOrigin, suspect: SuspectCall, report: ComparisonReport
-) -> list[int]:
-    """Return the ranks to name with a suspect: all with this origin where it is certain."""
-    return list_ranks_alike(origin, report) if origin.certain else [suspect.rank]
-
-
 def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
     """Return the innermost line of a stack, `net.py:17  x = layer(x)`; empty without one."""
     if not source:
@@ -120,19 +122,16 @@ def describe_missing_origin(report: ComparisonReport) -> str:
     """Return one sentence for a report without an origin."""
     counts = count_verdicts(report.rows)
     if not set(counts) - set(_NOT_COMPARED_REASONS):
-        return f"nothing was compared: {_describe_not_compared(counts) or 'no pair of tensors'}"
+        texts = [
+            f"{format_count(count, 'tensor')} {_NOT_COMPARED_REASONS[verdict]}"
+            for verdict, count in counts.items()
+        ]
+        return f"nothing was compared: {', '.join(texts) or 'no pair of tensors'}"
     if report.agrees:
         return "no value differs" if describe_dtype_differences(report) else "nothing differs"
-    if all(row.outcome.verdict.agrees for row in report.rows):
+    if all(row.agrees for row in report.rows):
         return "all tensors that were compared agree, but not everything was compared"
     return "no operator was found whose inputs agree and whose outputs do not"
-
-
-def _describe_not_compared(counts: Mapping[TensorVerdict, int]) -> str:
-    return ", ".join(
-        f"{count:,} {'tensor' if count == 1 else 'tensors'} {_NOT_COMPARED_REASONS[verdict]}"
-        for verdict, count in counts.items()
-    )
 
 
 def describe_dtype_differences(report: ComparisonReport) -> str:
@@ -146,7 +145,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
     if not found:
         return ""
     first, what = found[0]
-    pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
+    pairs = format_count(len(found), "pair")
     where = (
         f"{first.place_name} of {format_call_name(first, str)}, rank {first.rank}, "
         f"{format_moment(first)}"
@@ -222,3 +221,54 @@ def format_statistic_differences(row: ComparisonRow) -> str:
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else f"({','.join(map(str, shape))})"
+
+
+def format_origins(report: ComparisonReport) -> list[str]:
+    """Return the lines about origins of the whole job; those of non-finite values lead."""
+    nonfinite, differences = list_leading_origins(report)
+    lines = [line for each in (*nonfinite, *differences) for line in _format_origin(each, report)]
+    missing = [] if differences else [describe_missing_origin(report)]
+    types = describe_dtype_differences(report)
+    return [*lines, *missing, *([types] if types else [])]
+
+
+def format_rank_origins(report: ComparisonReport) -> list[str]:
+    """Return the lines about origins on single ranks that are not those of the whole job."""
+    lines: list[str] = []
+    for origin in list_other_origins(report):
+        for first in origin.suspects[:1]:
+            what = "" if origin.kind == "difference" else f", NaN or infinity in {origin.side}"
+            starts = "starts at" if origin.certain else "may start at"
+            lines += [
+                f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "
+                f"{format_moment(first)}",
+                *_format_reason(first, 2),
+            ]
+    return lines
+
+
+def _format_origin(origin: DivergenceOrigin, report: ComparisonReport) -> list[str]:
+    if not origin.certain or len(origin.suspects) != 1:
+        lines = [describe_origin(origin)]
+        for each in origin.suspects[:_MAX_CANDIDATES_SHOWN]:
+            where = format_ranks_and_moment(each, [each.rank])
+            lines += [f"  {_name_suspect(each)}: {where}", *_format_reason(each, 4)]
+        left = len(origin.suspects) - _MAX_CANDIDATES_SHOWN
+        lines += [f"  ... and {format_count(left, 'more candidate')}"] if left > 0 else []
+        return lines
+    (found,) = origin.suspects
+    ranks = list_suspect_ranks(origin, found, report)
+    return [
+        f"{describe_origin(origin)} {_name_suspect(found)}",
+        f"  {format_ranks_and_moment(found, ranks)}",
+        *_format_reason(found, 2),
+    ]
+
+
+def _format_reason(suspect: SuspectCall, indent: int) -> list[str]:
+    parts = (suspect.reason, format_innermost_line(suspect.source))
+    return [f"{'':{indent}}{line}" for line in parts if line]
+
+
+def _name_suspect(suspect: SuspectCall) -> str:
+    return format_call_name(suspect, format_scope_name)

@@ -202,6 +202,11 @@ class TensorElements(Protocol):
         ...
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        ...
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         ...
@@ -211,25 +216,30 @@ class TensorElements(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class InMemoryElements:
-    """Elements that are in memory."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayElements:
+    """Elements of an array in memory."""
 
-    flat: npt.NDArray[Any]
+    array: npt.NDArray[Any]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Stored element type."""
-        return self.flat.dtype
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.array.shape
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self.flat.size
+        return self.array.size
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
         """Return a view of `count` elements from `at` on."""
-        return self.flat[at : at + count]
+        return self.array.reshape(-1)[at : at + count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from rankdump._analysis.compare.report import DifferenceMeasures, ElementToleran
 from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
     NARROW_HALF_UNITS,
+    ArrayElements,
     BlockBuffers,
     BlockWorkspace,
     FloatBlock,
-    InMemoryElements,
     OperandPair,
     TensorElements,
     borrow_workspace,
@@ -413,7 +413,12 @@ def measure_difference(
     rounded = select_comparison_dtype(dtype_a, dtype_b)
     # The side that has the type already is not rounded.
     to_a, to_b = ("" if dtype == rounded else rounded for dtype in (dtype_a, dtype_b))
-    pair = OperandPair(_wrap_elements(a), _wrap_elements(b), to_a, to_b)
+    left, right = (
+        # Flat: others than contiguous ones are copied once, and not for each block.
+        ArrayElements(each.reshape(-1)) if isinstance(each, np.ndarray) else each
+        for each in (a, b)
+    )
+    pair = OperandPair(left, right, to_a, to_b)
     rtol = max(tolerances.rtol, NARROW_HALF_UNITS.get(rounded, 0.0))
     with borrow_workspace() as workspace, np.errstate(all="ignore"):
         kernel = BlockAccumulator(workspace, rtol=rtol, atol=tolerances.atol)
@@ -428,10 +433,6 @@ def measure_difference(
         rounded_dtype=rounded,
         factor=sums.find_factor(),
     )
-
-
-def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
-    return InMemoryElements(given.reshape(-1)) if isinstance(given, np.ndarray) else given
 
 
 def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWorkspace) -> bool:

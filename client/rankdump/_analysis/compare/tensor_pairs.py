@@ -5,23 +5,23 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from rankdump._analysis.compare.call_names import is_layer_mark, normalize_shape
 from rankdump._analysis.compare.call_pairs import pair_calls
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
+    NOT_COMPARED,
     CallPair,
     ComparisonRow,
     ComparisonSettings,
     DumpedProgram,
     DumpedTensor,
-    PairOutcome,
+    ProgramPlace,
     TensorPair,
 )
 from rankdump._layout.api_tree import parse_place
 
-RankIteration: TypeAlias = "tuple[int, int]"
 _MAX_LISTED_NUMBERS = 8
 
 
@@ -101,40 +101,13 @@ class _NumberedSide(NamedTuple):
     """Ranks or iterations that were retired."""
 
 
-class LocatedTensorPair(NamedTuple):
-    """A pair of tensors, and the pair of calls that it belongs to."""
-
-    rank: int
-    iteration: int
-    position: int
-    calls: CallPair
-    pair: TensorPair
-
-    def make_row(self, outcome: PairOutcome) -> ComparisonRow:
-        """Return the row of the report."""
-        call, other = self.calls.a, self.calls.b
-        named = call or other
-        return ComparisonRow(
-            self.rank,
-            self.iteration,
-            self.position,
-            self.calls.rule,
-            named.op_type if named else "",
-            call.op_name if call else "",
-            other.op_name if other else "",
-            named is not None and named.backward,
-            self.pair,
-            outcome,
-        )
-
-
 def pair_programs(
     a: Sequence[DumpedProgram],
     b: Sequence[DumpedProgram],
     notes: list[str],
     *,
-    gone_a: Iterable[RankIteration] = (),
-    gone_b: Iterable[RankIteration] = (),
+    gone_a: Iterable[ProgramPlace] = (),
+    gone_b: Iterable[ProgramPlace] = (),
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
     """Return the programs in pairs by rank and iteration; adds a note for those of one side only.
 
@@ -164,26 +137,30 @@ def pair_programs(
 
 def pair_program_tensors(
     programs: Sequence[tuple[DumpedProgram, DumpedProgram]], settings: ComparisonSettings
-) -> Iterator[list[LocatedTensorPair]]:
-    """Yield the pairs of tensors of each pair of programs, in execution order.
+) -> list[ComparisonRow]:
+    """Return the rows of the tensors of pairs of programs, in execution order, not yet compared.
 
     A layer mark that only one side has is left out: it computes nothing, and a dump with files has
     it only for the first call of the layer.
     """
-    for a, b in programs:
-        yield [
-            LocatedTensorPair(a.rank, a.iteration, position, calls, each)
-            for position, calls in enumerate(pair_calls(a, b, settings))
-            if not _is_unpaired_layer_mark(calls)
-            for each in pair_call_tensors(calls)
-        ]
+    return [
+        row
+        for a, b in programs
+        for position, calls in enumerate(pair_calls(a, b, settings))
+        if (calls.a and calls.b) or not is_layer_mark(calls.either.op_name)
+        for row in make_call_rows(a, position, calls)
+    ]
 
 
-def _is_unpaired_layer_mark(calls: CallPair) -> bool:
-    if calls.a and calls.b:
-        return False
-    alone = calls.a or calls.b
-    return alone is not None and is_layer_mark(alone.op_name)
+def make_call_rows(
+    program: DumpedProgram, position: int, paired: CallPair
+) -> Iterator[ComparisonRow]:
+    """Yield the rows of the tensors of a pair of calls, not yet compared."""
+    a, b, either = paired.a, paired.b, paired.either
+    names = a.op_name if a else "", b.op_name if b else ""
+    facts = position, paired.rule, either.op_type, *names, either.backward
+    for pair in pair_call_tensors(paired):
+        yield ComparisonRow(program.rank, program.iteration, *facts, pair, NOT_COMPARED)
 
 
 def _group_by_rank(programs: Sequence[DumpedProgram]) -> dict[int, dict[int, DumpedProgram]]:
@@ -193,7 +170,7 @@ def _group_by_rank(programs: Sequence[DumpedProgram]) -> dict[int, dict[int, Dum
     return found
 
 
-def _group_retired_by_rank(gone: Iterable[RankIteration]) -> dict[int, set[int]]:
+def _group_retired_by_rank(gone: Iterable[ProgramPlace]) -> dict[int, set[int]]:
     """Return iterations that were retired, by rank."""
     found: dict[int, set[int]] = {}
     for rank, iteration in gone:

@@ -34,7 +34,6 @@ _TEXT_COLUMNS = ("name", "op_type", "argument", "dtype", "layout")
 _PLACE_COLUMNS = ("iteration", "rank", "position")
 _MANIFESTS_AT_A_TIME = 128
 _SIDES = {TensorSide.INPUT.value: 0, TensorSide.OUTPUT.value: 1}
-_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ColumnPlace(NamedTuple):
@@ -308,18 +307,12 @@ def _encode_shapes(column: Any) -> CodedColumn:
     for at in range(widest):
         has = lengths > at
         padded[has, at] = flat[starts[has] + at]
-    hashes: npt.NDArray[np.uint64] = np.zeros(len(lengths), np.uint64)
-    for at in range(widest + 1):
-        hashes = (hashes ^ padded[:, at].astype(np.uint64)) * _HASH_FACTOR
-        hashes ^= hashes >> np.uint64(29)
-    _, first, codes = np.unique(hashes, return_index=True, return_inverse=True)
-    codes = codes.reshape(-1)
-    if (padded[first][codes] != padded).any():  # two shapes of one hash
-        first, codes = _number_rows(padded)
-    shapes = [tuple(row[: row[widest]]) for row in padded[first].tolist()]
+    # As bytes of one width, rows are numbered by a hash, which is faster than sorting them.
+    row_type: Any = pa.binary(padded.itemsize * (widest + 1))
+    kind: Any = pa.FixedSizeBinaryArray
+    rows: Any = kind.from_buffers(row_type, len(padded), [None, pa.py_buffer(padded)])
+    coded: Any = rows.dictionary_encode()
+    distinct = np.frombuffer(b"".join(coded.dictionary.to_pylist()), np.int64)
+    shapes = [tuple(row[: row[widest]]) for row in distinct.reshape(-1, widest + 1).tolist()]
+    codes: _Numbers = coded.indices.to_numpy().astype(np.int64)
     return CodedColumn(shapes, codes)
-
-
-def _number_rows(rows: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers]:
-    _, first, codes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, codes.reshape(-1)

@@ -5,17 +5,19 @@ gives them.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import multiprocessing
 import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -23,14 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.convert import folders
-from rankdump._analysis.convert.folders import ConversionSources
-from rankdump._analysis.convert.request import (
+from rankdump._analysis.convert.folders import (
     ConversionFailure,
     ConversionJob,
-    ConversionOutcome,
-    ConversionRequest,
-    ConversionSummary,
-    ShortenedName,
+    ConversionSources,
+    escape_line,
+    write_output,
 )
 from rankdump._binfile.bin_file import (
     BinFile,
@@ -46,12 +46,96 @@ from rankdump._core.cann_types import FormatWord, split_format_word
 from rankdump._layout.device_formats import FLAT_ORDERS, ConvertedTensor, convert_format
 from rankdump._layout.file_name import OVERFLOW_PREFIX, PACKED_SUFFIX
 from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError, EmptyFileError, PermanentError, UnsupportedError
 
+FAILED_LIST_FILE = "convert_failed_file_list.txt"
 _BYTES_PER_PROCESS = 256 << 20
 _FILES_PER_PROCESS = 2000
 """Least work for another process: its start takes half a second and more."""
 _PROCESS_DIED = "a conversion process died, possibly because memory ran out"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionRequest:
+    """Parameters of a conversion."""
+
+    target: str = ""
+    """Format to convert to; empty to keep the format of the device."""
+    kind: str = "npy"
+    """`npy`, or `bin` for the elements alone."""
+    shape: tuple[int, ...] = ()
+    """Replaces the original shape of the header."""
+    side: str = ""
+    """`input` or `output`, to convert only the tensor `index` of this side."""
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShortenedName:
+    """An output name that was too long, and the name on disk."""
+
+    folder: Path
+    name: str
+    full_name: str
+
+
+@dataclass(slots=True)
+class ConversionOutcome:
+    """Outcome of one file."""
+
+    path: Path
+    tensors: int = 0
+    bytes_written: int = 0
+    empty: bool = False
+    failures: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
+    warnings: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
+    shortened_names: list[ShortenedName] = field(default_factory=list[ShortenedName])
+
+    def add_failure(self, reason: str) -> None:
+        """Add a failure of this file."""
+        self.failures.append(ConversionFailure(self.path, reason))
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSummary:
+    """Outcomes of all files."""
+
+    outcomes: tuple[ConversionOutcome, ...]
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors, buffers and workspaces written."""
+        return sum(outcome.tensors for outcome in self.outcomes)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all outputs."""
+        return sum(outcome.bytes_written for outcome in self.outcomes)
+
+    @property
+    def empty(self) -> list[Path]:
+        """Files without content."""
+        return sorted(outcome.path for outcome in self.outcomes if outcome.empty)
+
+    @property
+    def failures(self) -> list[ConversionFailure]:
+        """Failures, by path."""
+        return _sort_failures(found for outcome in self.outcomes for found in outcome.failures)
+
+    @property
+    def failed(self) -> list[Path]:
+        """Files that were not converted, or not all of them."""
+        return sorted({failure.path for failure in self.failures})
+
+    @property
+    def warnings(self) -> list[ConversionFailure]:
+        """Warnings about tensors that were converted, by path."""
+        return _sort_failures(found for outcome in self.outcomes for found in outcome.warnings)
+
+
+def _sort_failures(found: Iterable[ConversionFailure]) -> list[ConversionFailure]:
+    return sorted(found, key=lambda each: (each.path, each.reason))
 
 
 def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOutcome:
@@ -84,7 +168,7 @@ def _convert_payload(
     try:
         result = make_output_file(job.path.name, payload, opened.read_payload(payload), request)
         name = shorten_name(result.name)
-        outcome.bytes_written += folders.write_output(job.folder, name, result.content_parts)
+        outcome.bytes_written += write_output(job.folder, name, result.content_parts)
     except (PermanentError, MemoryError, OSError) as error:
         outcome.add_failure(where + _describe_error(error, job))
         return
@@ -310,3 +394,40 @@ def _file_parts(tensor: TensorArray, kind: str) -> tuple[bytes | memoryview, ...
         if kind == "npy"
         else (elements,)
     )
+
+
+def write_result_lists(root: Path, summary: ConversionSummary, *, listing: bool) -> None:
+    """Write the lists of shortened names and, with `listing`, the list of failed files."""
+    _write_shortened_names(summary)
+    if listing:
+        _write_failed_list(root, summary.failed)
+
+
+def _write_shortened_names(summary: ConversionSummary) -> None:
+    """Add names to the `mapping.csv` of their folders; a name that is listed is not repeated."""
+    rows: dict[Path, dict[bytes, None]] = {}
+    for outcome in summary.outcomes:
+        for mapped in outcome.shortened_names:
+            rows.setdefault(mapped.folder, {})[_mapping_row(mapped)] = None
+    for folder, found in rows.items():
+        path = folder / MAPPING_FILE
+        before = path.read_bytes() if path.is_file() else b""
+        new = tuple(row for row in found if row not in before)
+        if new:
+            write_output(folder, MAPPING_FILE, (before, *new))
+
+
+def _write_failed_list(root: Path, failed: Sequence[Path]) -> None:
+    """Write the list of files that were not converted; remove an old list when there is none."""
+    if failed:
+        # One path per line: line breaks in a path are escaped as in a Python string.
+        lines = tuple(os.fsencode(escape_line(str(path.absolute()))) + b"\n" for path in failed)
+        write_output(root, FAILED_LIST_FILE, lines)
+    else:
+        (root / FAILED_LIST_FILE).unlink(missing_ok=True)
+
+
+def _mapping_row(mapped: ShortenedName) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow((mapped.name, mapped.full_name))
+    return os.fsencode(text.getvalue())

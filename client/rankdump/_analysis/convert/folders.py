@@ -1,12 +1,10 @@
-"""Source and output folders of a conversion: the bin files to convert, and the files to write. An
-output has a hidden name until it is complete; nothing is written outside the output folder.
+"""Source and output folders of a conversion: the bin files to convert, and the writing of a file.
+An output has a hidden name until it is complete; nothing is written outside the output folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
 import re
 import uuid
@@ -14,19 +12,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdump._analysis.convert.request import (
-    ConversionFailure,
-    ConversionJob,
-    ConversionSummary,
-    ShortenedName,
-)
 from rankdump._layout.file_name import PACKED_SUFFIX, is_numbered_name
-from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
-FAILED_LIST_FILE = "convert_failed_file_list.txt"
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionJob:
+    """One file, and its output folder."""
+
+    path: Path
+    folder: Path
+    bytes_stored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionFailure:
+    """A problem with a file: a failure, or a warning."""
+
+    path: Path
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,40 +125,3 @@ def write_output(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -
             hidden.unlink()
         raise
     return sum(map(len, parts))
-
-
-def write_result_lists(root: Path, summary: ConversionSummary, *, listing: bool) -> None:
-    """Write the lists of shortened names and, with `listing`, the list of failed files."""
-    _write_shortened_names(summary)
-    if listing:
-        _write_failed_list(root, summary.failed)
-
-
-def _write_shortened_names(summary: ConversionSummary) -> None:
-    """Add names to the `mapping.csv` of their folders; a name that is listed is not repeated."""
-    rows: dict[Path, dict[bytes, None]] = {}
-    for outcome in summary.outcomes:
-        for mapped in outcome.shortened_names:
-            rows.setdefault(mapped.folder, {})[_mapping_row(mapped)] = None
-    for folder, found in rows.items():
-        path = folder / MAPPING_FILE
-        before = path.read_bytes() if path.is_file() else b""
-        new = tuple(row for row in found if row not in before)
-        if new:
-            write_output(folder, MAPPING_FILE, (before, *new))
-
-
-def _write_failed_list(root: Path, failed: Sequence[Path]) -> None:
-    """Write the list of files that were not converted; remove an old list when there is none."""
-    if failed:
-        # One path per line: line breaks in a path are escaped as in a Python string.
-        lines = tuple(os.fsencode(escape_line(str(path.absolute()))) + b"\n" for path in failed)
-        write_output(root, FAILED_LIST_FILE, lines)
-    else:
-        (root / FAILED_LIST_FILE).unlink(missing_ok=True)
-
-
-def _mapping_row(mapped: ShortenedName) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow((mapped.name, mapped.full_name))
-    return os.fsencode(text.getvalue())

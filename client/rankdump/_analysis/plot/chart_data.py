@@ -17,8 +17,8 @@ from rankdump._analysis.plot.chart_rows import (
     ChartRefusal,
     ChartRows,
 )
+from rankdump._analysis.plot.tensor_slice import reduce_blocks
 from rankdump._analysis.reader.tensor_loader import load
-from rankdump._analysis.reader.tree import Entry
 from rankdump._analysis.reader.tree_walk import locate
 from rankdump._core.record import name_argument, sanitize_line
 from rankdump._core.units import format_count
@@ -194,12 +194,7 @@ def shrink_heat_map(chart: HeatMap) -> HeatMap:
     steps = (-(-rows // MAX_CELL_ROWS), -(-columns // MAX_CELL_COLUMNS))
     if max(steps) == 1:
         return chart
-    values, flags = chart.values, chart.flags
     reduce = np.fmin if _name_function(chart.statistic) == "min" else np.fmax
-    for axis, step in enumerate(steps):
-        starts = list(range(0, values.shape[axis], step))
-        values = reduce.reduceat(values, starts, axis=axis)
-        flags = np.maximum.reduceat(flags, starts, axis=axis)
     note = (
         f"each drawn cell has the {_name_extreme(chart.statistic)} of "
         f"{format_count(steps[0], 'rank')} and {format_count(steps[1], 'iteration')}"
@@ -209,8 +204,8 @@ def shrink_heat_map(chart: HeatMap) -> HeatMap:
         notes=(*chart.notes, note),
         ranks=chart.ranks[:: steps[0]],
         iterations=chart.iterations[:: steps[1]],
-        values=values,
-        flags=flags,
+        values=reduce_blocks(reduce, chart.values, *steps),
+        flags=reduce_blocks(np.maximum, chart.flags, *steps),
     )
 
 
@@ -239,7 +234,8 @@ def find_elements(rows: ChartRows, spell: NameSpelling) -> ElementHistogram | Ch
     title = ", ".join((_name_tensor(row, spell), f"rank {row['rank']}", _name_when(row)))
     if not row["path"]:
         return ChartRefusal(f"{title}: the tree has statistics of it only, and no elements")
-    entry = _find_entry(rows, row["path"], row["member"])
+    entries = locate(rows.root / row["path"])
+    entry = next((each for each in entries if each.member == row["member"]), None)
     if entry is None:
         return ChartRefusal(f"{title}: its file {row['path']} is not in the tree any more")
     elements = load(entry)
@@ -322,12 +318,6 @@ def _read_cells(rows: ChartRows, statistic: str) -> pa.Table:
         FROM selected {_DATED} GROUP BY rank, iteration""",
         columns=_cast(statistic),
     )
-
-
-def _find_entry(rows: ChartRows, path: str, member: str) -> Entry | None:
-    """Return a tensor in a file of the tree; None where the file is not there."""
-    entries = locate(rows.root / path)
-    return next((each for each in entries if each.member == member), None)
 
 
 def _cast(statistic: str) -> str:

@@ -37,6 +37,7 @@ from rankdump._analysis.plot.chart_data import (
     choose_scale,
     shrink_heat_map,
 )
+from rankdump._core.units import format_count
 
 AnyChart: TypeAlias = LineChart | HeatMap | ElementHistogram
 TextShortener: TypeAlias = Callable[[str, int], str]
@@ -56,8 +57,12 @@ _LEGEND_LENGTH = 125
 _MAX_MARKED_POINTS = 60
 """A line of more points is drawn without a mark at each."""
 _MAX_TICKS = 12
-_TOP, _BELOW_TOP, _BOTTOM = 0.985, 0.95, 0.015
-"""Where values that are not finite are marked, in parts of the height of the axes."""
+_NONFINITE_MARKS: Sequence[tuple[Callable[[Any], Any], str, float, str]] = (
+    (np.isnan, "x", 0.985, "NaN"),
+    (np.isposinf, "^", 0.95, "infinite"),
+    (np.isneginf, "v", 0.015, "minus infinite"),
+)
+"""Which values are marked, with what, at which part of the height of the axes, and their name."""
 _NARROW_RATIO = 30
 """A logarithmic axis over less than that has numbers between powers of ten as well."""
 _NUMBERS = StrMethodFormatter("{x:g}")
@@ -187,8 +192,7 @@ def _draw_lines(figure: Figure, chart: LineChart, shorten: TextShortener, scale:
     if len(handles) == 1 and not others:
         handles.clear()
     if others:
-        noun = "more line" if len(others) == 1 else "more lines"
-        handles.append(Line2D([], [], color=_GREY, label=f"{len(others):,} {noun}"))
+        handles.append(Line2D([], [], color=_GREY, label=format_count(len(others), "more line")))
     return [*handles, *_explain_marks(values)]
 
 
@@ -212,13 +216,8 @@ def _hide_nonfinite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _mark_nonfinite(axes: Axes, line: ChartLine, colour: str) -> None:
     """Mark values that are not finite at the edge of the axes."""
-    marks = (
-        (np.isnan(line.values), "x", _TOP),
-        (line.values == np.inf, "^", _BELOW_TOP),
-        (line.values == -np.inf, "v", _BOTTOM),
-    )
-    for chosen, mark, height in marks:
-        places = line.places[chosen]
+    for is_chosen, mark, height, _ in _NONFINITE_MARKS:
+        places = line.places[is_chosen(line.values)]
         if len(places):
             axes.plot(
                 places, np.full(len(places), height), transform=axes.get_xaxis_transform(),
@@ -227,15 +226,10 @@ def _mark_nonfinite(axes: Axes, line: ChartLine, colour: str) -> None:
 
 
 def _explain_marks(values: npt.NDArray[np.float64]) -> list[Line2D]:
-    found = (
-        (np.isnan(values), "x", "NaN"),
-        (values == np.inf, "^", "infinite"),
-        (values == -np.inf, "v", "minus infinite"),
-    )
     return [
         Line2D([], [], linestyle="", marker=mark, color=_TEXT, label=label)
-        for chosen, mark, label in found
-        if chosen.any()
+        for is_chosen, mark, _, label in _NONFINITE_MARKS
+        if is_chosen(values).any()
     ]
 
 

@@ -79,16 +79,15 @@ def join_cells(part: npt.NDArray[Any], row_step: int, column_step: int) -> npt.N
         return np.zeros((0, 0))
     if row_step == column_step == 1:
         return part.astype(np.float64)
-    highest = _reduce_blocks(np.maximum, part, row_step, column_step)
-    lowest = _reduce_blocks(np.minimum, part, row_step, column_step)
+    highest = reduce_blocks(np.maximum, part, row_step, column_step).astype(np.float64)
+    lowest = reduce_blocks(np.minimum, part, row_step, column_step).astype(np.float64)
     with np.errstate(invalid="ignore"):
         return np.where(highest >= -lowest, highest, np.where(np.isnan(highest), np.nan, lowest))
 
 
-def _reduce_blocks(
+def reduce_blocks(
     reduce: np.ufunc, part: npt.NDArray[Any], row_step: int, column_step: int
-) -> npt.NDArray[np.float64]:
-    starts = [list(range(0, part.shape[0], row_step)), list(range(0, part.shape[1], column_step))]
-    rows = reduce.reduceat(part, starts[0], axis=0)
-    found = reduce.reduceat(rows, starts[1], axis=1)
-    return found.astype(np.float64)
+) -> npt.NDArray[Any]:
+    """Return what a function makes of each block of rows and columns."""
+    rows = reduce.reduceat(part, range(0, part.shape[0], row_step), axis=0)
+    return reduce.reduceat(rows, range(0, part.shape[1], column_step), axis=1)

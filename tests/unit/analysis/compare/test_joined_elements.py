@@ -16,25 +16,24 @@ import numpy.typing as npt
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.tensor_pairs import read_all
 from support.tree_builder import TreeBuilder
 
 import rankdump
 from rankdump._analysis.compare import joined_tensors
 from rankdump._analysis.compare.joined_elements import (
-    ArrayElements,
     PlacedElements,
     PlacedPart,
     ReducedElements,
-    ShapedElements,
     compute_content_digest,
     measure_distance,
     place_shards,
-    read_all,
 )
 from rankdump._analysis.compare.joined_tensors import list_zigzag_indices
 from rankdump._analysis.compare.merged_shards import merge_shards
 from rankdump._analysis.compare.pair_comparison import compute_statistics
 from rankdump._analysis.compare.report import DumpedTensor, PairOutcome, TensorVerdict
+from rankdump._analysis.compare.tensor_blocks import ArrayElements, TensorElements
 from rankdump._analysis.reader import tensor_parts
 from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
@@ -136,7 +135,7 @@ def sharded_tensors(draw: st.DrawFn, *, partials: bool = True) -> Any:
     return whole, *lay_out(whole, mesh_shape, placements)
 
 
-def make_buffer(elements: ShapedElements, count: int) -> memoryview:
+def make_buffer(elements: TensorElements, count: int) -> memoryview:
     return np.empty(count * elements.dtype.itemsize, np.uint8).data
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tensor_pairs import read_all
 
-from rankdump._analysis.compare.joined_elements import ArrayElements, read_all
 from rankdump._analysis.compare.joined_tensors import (
     ActivationKind,
     JoinWay,
@@ -21,6 +21,7 @@ from rankdump._analysis.compare.joined_tensors import (
     opened_joined_pair,
 )
 from rankdump._analysis.compare.report import DumpedTensor, ElementTolerances
+from rankdump._analysis.compare.tensor_blocks import ArrayElements
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorKey, TensorSide
 

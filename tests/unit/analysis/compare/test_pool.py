@@ -44,9 +44,7 @@ def many_small_groups(monkeypatch):
 @pytest.fixture
 def workers_only(many_small_groups, monkeypatch):
     """This process compares nothing itself."""
-    monkeypatch.setattr(
-        compare_pool.ComparePool, "_compare_in_this_process", lambda self, busy: busy
-    )
+    monkeypatch.setattr(compare_pool.ComparePool, "_compare_in_this_process", lambda self: ())
 
 
 def shown(found):

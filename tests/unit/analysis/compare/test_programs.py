@@ -11,7 +11,6 @@ from rankdump._analysis.compare.programs import read_programs
 from rankdump._analysis.compare.report import CONSTANTS_ITERATION, DumpedProgram
 from rankdump._core.record import TensorSide
 from rankdump._layout.profile import PROFILES
-from rankdump.errors import CorruptedError
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 FC = "Default/network-Net/fc-Linear/Linear-op0"
@@ -25,7 +24,7 @@ def written(tree: TreeBuilder, *names: str, rank: int = 0, iteration: int = 0, *
 
 
 def only(tree: TreeBuilder) -> DumpedProgram:
-    (program,) = read_programs(reader.open(tree.root))
+    (program,) = read_programs(reader.open(tree.root), [])
     return program
 
 
@@ -84,7 +83,7 @@ def test_programs_by_rank_iteration_and_constants(tmp_path):
         for iteration in (0, 3):
             written(tree, CONV, rank=rank, iteration=iteration)
         tree.tensor(rank, 0, "mask", np.eye(2), op_type="Parameter", constant=True)
-    programs = read_programs(reader.open(tree.root))
+    programs = read_programs(reader.open(tree.root), [])
     assert [(p.rank, p.iteration) for p in programs] == [
         (rank, iteration) for rank in (0, 1) for iteration in (CONSTANTS_ITERATION, 0, 3)
     ]
@@ -116,7 +115,7 @@ def test_read_programs_applies_the_filters_of_the_dump(tmp_path):
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, FC)
     dump = reader.open(tree.root).where(operator="Linear", side="input")
-    (program,) = read_programs(dump)
+    (program,) = read_programs(dump, [])
     assert [t.slot_name for c in program.calls for t in c.tensors] == ["input.0"]
 
 
@@ -130,5 +129,4 @@ def test_damaged_table_is_a_problem_without_statistics(tmp_path):
     (program,) = read_programs(dump, problems)
     assert len(program.calls[0].tensors) == 2
     assert [text for text in problems if "statistic.csv" in text]
-    with pytest.raises(CorruptedError, match="is incomplete"):
-        read_programs(dump)
+    assert "is incomplete" in problems[0]

@@ -90,7 +90,7 @@ def test_ranks_with_the_same_origin_are_listed():
     here, there = origin(suspect()), origin(suspect(rank=1))
     other = origin(suspect(at=5, rank=2))
     made = report(origins=(here,), rank_origins=(here, there, other))
-    assert report_summary.list_ranks_alike(here, made) == [0, 1]
+    assert report_summary.list_suspect_ranks(here, here.suspects[0], made) == [0, 1]
     assert report_summary.list_other_origins(made) == [other]
 
 

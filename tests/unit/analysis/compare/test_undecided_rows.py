@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support.diff_programs import rows
 
-from rankdump._analysis.compare.coverage_findings import SideCoverage
+from rankdump._analysis.compare.coverage_findings import SideCoverage, mark_undecided_rows
 from rankdump._analysis.compare.report import ComparisonRow, TensorPair, TensorVerdict
-from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey

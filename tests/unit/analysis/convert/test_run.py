@@ -14,9 +14,8 @@ from support.bin_conversion import NAME, bin_file, blocks, files_of, killed, num
 from support.bin_files import file_of, headers
 
 from rankdump._analysis.convert import conversion as run_module
-from rankdump._analysis.convert.conversion import convert_files
+from rankdump._analysis.convert.conversion import ConversionRequest, convert_files
 from rankdump._analysis.convert.folders import find_bin_files
-from rankdump._analysis.convert.request import ConversionRequest
 from rankdump._binfile.header_parts import Shape
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump._layout.device_formats import TARGET_FORMATS
