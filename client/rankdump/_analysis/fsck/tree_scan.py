@@ -20,6 +20,7 @@ from rankdump._analysis.fsck.damage import (
     StoredManifest,
     TreeItem,
 )
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
@@ -99,11 +100,8 @@ def read_regular_file(root: Path, path: str) -> memoryview:
 
 
 def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[TreeItem]:
-    try:
-        with os.scandir(root / where) as found:
-            listed = sorted(found, key=lambda each: each.name)
-    except OSError as error:
-        raise CorruptedError(f"{root / where}: cannot be read: {error.strerror}") from None
+    with named_errors(root / where), os.scandir(root / where) as found:
+        listed = sorted(found, key=lambda each: each.name)
     names = _read_folder_names(root, where, folder, listed)
     for item in listed:
         path = f"{where}/{item.name}" if where else item.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rankdump.errors import CorruptedError
+from rankdump._analysis.reader.file_errors import named_errors
 
 _MAX_START_BYTES = 4096
 _MAX_LISTED = 1 << 16
@@ -27,10 +27,8 @@ def find_marked_files(root: Path, is_wanted: Callable[[bytes], bool]) -> Iterato
 
 def read_foreign_file(path: Path) -> bytes:
     """Return the bytes of a file; CorruptedError when it cannot be read."""
-    try:
+    with named_errors(path):
         return path.read_bytes()
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _list_items(folder: Path) -> list[Path]:

@@ -10,11 +10,10 @@ has a time, and the manifest with that time has the iteration.
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
@@ -25,15 +24,15 @@ import numpy.typing as npt
 from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.statistic_tables import (
     INFO_ITEMS,
-    MAX_TABLE_BYTES,
     TOOL_STEP,
     PlacedInfoLine,
     make_info_row,
     make_statistics_row,
 )
 from rankdump._analysis.reader.table_records import MAX_STAMP_US, TableRecords
+from rankdump._analysis.reader.table_text import MAX_HEADER_BYTES, open_table
 from rankdump._analysis.reader.tree import Figures, Table
-from rankdump._codec.file_codec import select_codec
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
 from rankdump._layout.api_tree import split_tensor_name
 from rankdump._layout.statistic_tables import StatisticCsvRow, parse_statistic_table
@@ -41,7 +40,6 @@ from rankdump.errors import CorruptedError
 
 _BLOCK_BYTES = 4 << 20
 _LINES_AT_A_TIME = 4096
-_MAX_HEADER_BYTES = 1 << 16
 _STEP = re.compile(rb'\["([^"\\]*(?:\\.[^"\\]*)*)", (-?[0-9]{1,18}), ')
 _SUMMARY = re.compile(rb', \[([^\[\]]*)\](?:, (?:"[^"]*"|\[\]), ([^,\[\]]*|\[\]))?\]\s*\Z')
 _TIME = re.compile(rb"[^,]*,[^,]*,[^,]*,[^,]*,([0-9]{1,18}),")
@@ -128,12 +126,12 @@ class GrowingTable:
         self.header = b""
         """Of a `statistic.csv`."""
         self._form: _LineForm
-        with _open_table(table) as file:
+        with self._open() as file:
             if table.info:
                 self._form = _InfoForm(table, known)
                 self._lines = self._index_lines(file, start=0)
             else:
-                header = file.readline(_MAX_HEADER_BYTES)
+                header = file.readline(MAX_HEADER_BYTES)
                 self.header = header.rstrip(b"\r\n")
                 self._form = _StatisticForm(table, known, self.header)
                 self._lines = self._index_lines(file, start=len(header))
@@ -184,6 +182,10 @@ class GrowingTable:
         lines = (line.text.rstrip(b"\r") for line in self._read_lines(self._places[iteration]))
         return b"\n".join([self.header, *lines, b""])
 
+    def _open(self) -> AbstractContextManager[BinaryIO]:
+        table = self._table
+        return open_table(LocalTree(table.root), table.folder, table.path.name)
+
     def _begin(self, iteration: int, keeps_name: NameFilter | None) -> _OpenIteration:
         lines = self._read_wanted(self._places[iteration], keeps_name)
         return self._form.begin(iteration, lines)
@@ -199,7 +201,7 @@ class GrowingTable:
     def _read_lines(self, places: npt.NDArray[np.int64]) -> Iterator[_NumberedLine]:
         if not len(places):
             return
-        with _open_table(self._table) as file:
+        with self._open() as file:
             for at in range(0, len(places), _LINES_AT_A_TIME):
                 part = places[at : at + _LINES_AT_A_TIME]
                 starts, ends = self._lines.starts[part], self._lines.ends[part]
@@ -288,23 +290,6 @@ def _iter_blocks(file: BinaryIO, *, start: int) -> Iterator[_TextBlock]:
     if rest:
         place = np.array([start], np.int64)
         yield _TextBlock([rest], place, place + len(rest), is_torn=True)
-
-
-@contextmanager
-def _open_table(table: Table) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
-    codec = select_codec(table.path.name)
-    try:
-        with table.path.open("rb") as file:
-            if not codec.suffix:
-                yield file
-                return
-            data = codec.decode(file.read(), limit_bytes=MAX_TABLE_BYTES)
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
-    yield io.BytesIO(bytes(data))
 
 
 def _clip(number: int) -> int:

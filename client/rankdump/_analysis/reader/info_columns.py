@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.reader.line_blocks import read_blocks_backward
 from rankdump._analysis.reader.manifest_columns import ManifestColumns, read_manifest_columns
 from rankdump._analysis.reader.statistic_places import list_info_files
 from rankdump._analysis.reader.statistic_tables import INFO_ITEMS, spell_info_values
+from rankdump._analysis.reader.table_text import read_blocks_backward
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.manifest import Manifest, parse_manifest_name
 from rankdump._core.plan import plan_from_json

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.foreign_tensors import make_entries
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
@@ -87,12 +88,8 @@ def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
             continue
         table = make_msprobe_table(root, folder)
         tables.append(table)
-        try:
-            calls = read_msprobe_calls(table)
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        batches.append(_read_entries(root, folder, calls, problems))
+        with noted_errors(problems):
+            batches.append(_read_entries(root, folder, read_msprobe_calls(table), problems))
     return Tree(
         root=root,
         ranks=tuple(sorted({each.place.rank for each in folders})),
@@ -127,12 +124,8 @@ def make_msprobe_table(root: Path, folder: MsprobeFolder) -> Table:
 
 def read_msprobe_calls(table: Table) -> list[ForeignCall]:
     """Return the calls in a dump.json; CorruptedError names the file."""
-    try:
+    with named_errors(table.path):
         return parse_dump_file(table.path.read_bytes())
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
 
 
 def find_stack_files(root: Path) -> list[tuple[Path, CallPlace]]:

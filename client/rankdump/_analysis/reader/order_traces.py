@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._core.events import EventKind
 from rankdump._core.execution_order import make_trace_file_name, parse_order_file_name
 from rankdump._core.status import OrderEntry
@@ -115,11 +116,8 @@ def _select_events(
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    with named_errors(path), path.open("rb") as file:
+        yield from enumerate(file, 1)
 
 
 def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -7,18 +7,16 @@ writes rows window by window does not read all of it each time.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.info_columns import read_info_statistics
-from rankdump._analysis.reader.line_blocks import read_blocks_backward
 from rankdump._analysis.reader.manifest_columns import ManifestColumns, find_constants
 from rankdump._analysis.reader.statistic_columns import (
     STATISTIC_SCHEMA,
@@ -28,17 +26,21 @@ from rankdump._analysis.reader.statistic_columns import (
     read_statistic_text,
 )
 from rankdump._analysis.reader.statistic_places import TablePlace, find_table_places
-from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
+from rankdump._analysis.reader.statistic_tables import spell_title
+from rankdump._analysis.reader.table_text import (
+    MAX_HEADER_BYTES,
+    open_table,
+    read_blocks_backward,
+    read_table,
+)
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
 from rankdump._layout.file_name import FileKind, LongFileNames, parse_file_name
 from rankdump._layout.statistic_tables import STATISTIC_TABLE_NAME, parse_operator_table
 from rankdump._layout.tree_paths import MAPPING_FILE
-from rankdump.errors import CorruptedError
 
 _INT64_MAX = (1 << 63) - 1
-_MAX_HEADER_BYTES = 1 << 16
 
 
 class RecordPlaces:
@@ -125,10 +127,8 @@ class _TableReader:
             number = self._places.numbers[place.rank, place.iteration]
         for name in place.names:
             if STATISTIC_TABLE_NAME.fullmatch(name.removesuffix(select_codec(name).suffix)):
-                try:
+                with noted_errors(self._problems):
                     self._read_table(place, name, number)
-                except CorruptedError as error:
-                    self._problems.append(str(error))
         self._operators += self._find_operators(place, number)
 
     def finish(self) -> list[pa.Table]:
@@ -176,17 +176,12 @@ class _TableReader:
     def _read_operators(self) -> Iterator[tuple[tuple[int, int, str, int], dict[str, str]]]:
         for folder, name, stamp_us, number in self._operators:
             path = f"{self._access.root}/{folder}/{name}"
-            try:
-                with _open_table(self._access, folder, name) as file:
-                    text = file.read().decode("utf-8", "surrogateescape")
+            with noted_errors(self._problems):
+                text = read_table(self._access, folder, name).decode("utf-8", "surrogateescape")
                 whole = text.replace("\r\n", "\n").rpartition("\n")[0]
-                rows = parse_operator_table(whole, file=path)
-            except CorruptedError as error:
-                self._problems.append(str(error))
-                continue
-            for row in rows:
-                values = {spell_title(title): value for title, value in row.values}
-                yield (number, stamp_us, row.side.value, row.slot), values
+                for row in parse_operator_table(whole, file=path):
+                    values = {spell_title(title): value for title, value in row.values}
+                    yield (number, stamp_us, row.side.value, row.slot), values
 
 
 class _LongNames:
@@ -208,30 +203,12 @@ class _LongNames:
         return self._names.get_full_name(name)
 
 
-@contextmanager
-def _open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
-    path = f"{access.root}/{folder}/{name}"
-    codec = select_codec(name)
-    try:
-        with access.open(folder, name) as file:
-            if codec.suffix:
-                data = codec.decode(file.read(), limit_bytes=MAX_TABLE_BYTES)
-                yield io.BytesIO(bytes(data))
-            else:
-                yield file
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{path}: {error}") from None
-
-
 def _iter_texts_backward(
     access: TreeAccess, folder: str, name: str
 ) -> Iterator[StatisticTableText]:
     """Yield the rows of a table in blocks from its end, each with the header."""
-    with _open_table(access, folder, name) as file:
-        header = file.readline(_MAX_HEADER_BYTES)
+    with open_table(access, folder, name) as file:
+        header = file.readline(MAX_HEADER_BYTES)
         for block in read_blocks_backward(file, start=len(header)):
             where = f"{access.root}/{folder}/{name}, from byte {block.start}"
             lines = block.lines.replace(b"\r\n", b"\n")

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from rankdump._analysis.reader.manifests import (
-    StatusAndRecord,
-)
+from rankdump._analysis.reader.file_errors import named_errors
+from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.element_types import ELEMENT_TYPES
@@ -29,8 +28,6 @@ INFO_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 """Statistics that a line of an info file may have, besides an MD5."""
 RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
 """Records of the tensors of an API dump, by rank, iteration and name, in the order of time."""
-MAX_TABLE_BYTES = 4 << 30
-"""Largest unpacked size of a packed table."""
 _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
     "l2norm": STATISTIC_TITLES["l2norm"],
     "md5 value": STATISTIC_TITLES["md5"],
@@ -71,11 +68,9 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
 
     Reading ends at the first invalid line; CorruptedError when the file cannot be read at all.
     """
-    try:
+    with named_errors(path):
         # Bytes that are not valid text make their line invalid, which ends the reading.
         text = path.read_bytes().decode("utf-8", "backslashreplace")
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     found: list[tuple[int, InfoLine]] = []
     damage, torn = "", False
     *ended, rest = text.split("\n")

@@ -8,16 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_rows
 from rankdump._analysis.reader.growing_tables import GrowingTable, NameFilter
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import (
-    MAX_TABLE_BYTES,
-    make_statistics_row,
-    parse_table,
-)
+from rankdump._analysis.reader.statistic_tables import make_statistics_row, parse_table
 from rankdump._analysis.reader.table_records import TableRecords
+from rankdump._analysis.reader.table_text import read_table
 from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.record import TensorKey
 from rankdump.errors import CorruptedError
@@ -109,13 +108,7 @@ def _read_dated_rows(table: Table, known: TableRecords, iteration: int) -> Itera
 
 
 def _read_text(table: Table) -> bytes:
-    try:
-        packed = table.path.read_bytes()
-        return bytes(select_codec(table.path.name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
+    return read_table(LocalTree(table.root), table.folder, table.path.name)
 
 
 def iterate_named(
@@ -207,12 +200,9 @@ def find_places_by_name(
 
 def _has_row(table: Table) -> bool:
     """Return whether a table has a line after its header."""
-    try:
-        with table.path.open("rb") as file:
-            file.readline()
-            return file.readline().endswith(b"\n")
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
+    with named_errors(table.path), table.path.open("rb") as file:
+        file.readline()
+        return file.readline().endswith(b"\n")
 
 
 def _call_of_key(key: TensorKey) -> tuple[int, int, str, str]:

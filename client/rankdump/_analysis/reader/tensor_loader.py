@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.baseline_files import check_content, find_tensor_file
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
@@ -312,14 +313,12 @@ class FileElements:
         """
         item_bytes = self.dtype.itemsize
         buffer = buffer[: count * item_bytes]
-        try:
+        with named_errors(self.entry.path):
             if self.descriptor != CLOSED_FILE:
                 self._read(self.descriptor, buffer, at * item_bytes)
             else:
                 with self.entry.path.open("rb", buffering=0) as file:
                     self._read(file.fileno(), buffer, at * item_bytes)
-        except OSError as error:
-            raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
         return np.frombuffer(buffer, dtype=self.dtype)
 
     def _read(self, descriptor: int, buffer: memoryview, at_byte: int) -> None:
@@ -327,7 +326,7 @@ class FileElements:
         while filled < len(buffer):
             found = os.preadv(descriptor, [buffer[filled:]], offset + filled)
             if not found:
-                raise CorruptedError(f"{self.entry.path}: the file was truncated while it was read")
+                raise CorruptedError("the file was truncated while it was read")
             filled += found
 
 
