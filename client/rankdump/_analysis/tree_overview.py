@@ -34,9 +34,8 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._analysis.reader.run_cards import FoundCards, read_run_cards
-from rankdump._analysis.reader.session_ends import mark_ended_sessions
 from rankdump._analysis.reader.tree import Tree
-from rankdump._analysis.reader.tree_status import faults, status_of
+from rankdump._analysis.reader.tree_status import faults, mark_ended_sessions, status_of
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.events import Finding
 from rankdump._core.scope_names import format_scope_name

@@ -40,6 +40,7 @@ from rankdump._layout.api_tree import (
     ApiPlace,
     parse_call_name,
 )
+from rankdump._layout.profile import format_type_label
 from rankdump.errors import CorruptedError
 
 SUMMARY_ITEMS = ("max", "min", "avg")
@@ -116,12 +117,7 @@ def format_info_line(
 @lru_cache(maxsize=64)
 def format_dtype_name(framework: str, dtype: str) -> str:
     """Return an element type as a framework's own text has it: `torch.float32`, `Float32`."""
-    if framework != "mindspore":
-        return _TORCH_PREFIX + dtype
-    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt"), ("float8_", "Float8")):
-        if dtype.startswith(plain):
-            return label + dtype.removeprefix(plain).upper()
-    return dtype.capitalize()
+    return format_type_label(dtype) if framework == "mindspore" else _TORCH_PREFIX + dtype
 
 
 def parse_dtype_name(text: str) -> str:
