@@ -146,14 +146,15 @@ class ManifestIndex:
         """Yield the rows of the table that an operator has in place of a file."""
         lines = self._tree.lines(_get_folder(table), _get_name(table))
         with suppress(CorruptedError):  # readers of the table report it
-            for row in statistic_tables.parse_operator_table("\n".join(lines), file=table.path):
+            text = "\n".join(lines)
+            for row in statistic_tables.parse_operator_table(text, operator, file=table.path):
                 yield ManifestRecord(
                     path="",
-                    timestamp_us=operator.timestamp_us,
-                    op_type=operator.op_type,
-                    op_name=operator.op_name,
+                    timestamp_us=row.timestamp_us,
+                    op_type=row.op_type,
+                    op_name=row.op_name,
                     argument="",
-                    dtype=normalize_element_name(row.data_type),
+                    dtype=normalize_element_name(row.dtype),
                     shape=row.shape,
                     bytes_in=row.data_bytes,
                     bytes_stored=0,

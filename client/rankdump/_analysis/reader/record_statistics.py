@@ -36,7 +36,7 @@ from rankdump._analysis.reader.table_text import (
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
-from rankdump._layout.file_name import FileKind, LongFileNames, parse_file_name
+from rankdump._layout.file_name import FileKind, FileName, LongFileNames, parse_file_name
 from rankdump._layout.statistic_tables import STATISTIC_TABLE_NAME, parse_operator_table
 from rankdump._layout.tree_paths import MAPPING_FILE
 
@@ -107,7 +107,7 @@ class _FoundTable(NamedTuple):
 
     folder: str
     name: str
-    stamp_us: int
+    operator: FileName
     number: int
 
 
@@ -160,28 +160,28 @@ class _TableReader:
     def _find_operators(self, place: TablePlace, number: int) -> Iterator[_FoundTable]:
         """Yield the tables of operators whose time a record has."""
         names = _LongNames(self._access, place.folder)
-        listed: list[tuple[str, int]] = []
+        listed: list[tuple[str, FileName]] = []
         for name in place.names:
             file = parse_file_name(names.find_full_name(name))
             if file is not None and file.kind is FileKind.TABLE:
-                listed.append((name, file.timestamp_us))
+                listed.append((name, file))
         if not listed:
             return
-        stamps = np.array([min(stamp, _INT64_MAX) for _, stamp in listed], np.int64)
+        stamps = np.array([min(file.timestamp_us, _INT64_MAX) for _, file in listed], np.int64)
         found = self._places.find_numbers(place.rank, stamps).tolist()
-        for (name, stamp), known in zip(listed, found, strict=True):
+        for (name, file), known in zip(listed, found, strict=True):
             if known >= 0 and number in (known, -1):
-                yield _FoundTable(place.folder, name, stamp, known)
+                yield _FoundTable(place.folder, name, file, known)
 
     def _read_operators(self) -> Iterator[tuple[tuple[int, int, str, int], dict[str, str]]]:
-        for folder, name, stamp_us, number in self._operators:
+        for folder, name, operator, number in self._operators:
             path = f"{self._access.root}/{folder}/{name}"
             with noted_errors(self._problems):
                 text = read_table(self._access, folder, name).decode("utf-8", "surrogateescape")
                 whole = text.replace("\r\n", "\n").rpartition("\n")[0]
-                for row in parse_operator_table(whole, file=path):
+                for row in parse_operator_table(whole, operator, file=path):
                     values = {spell_title(title): value for title, value in row.values}
-                    yield (number, stamp_us, row.side.value, row.slot), values
+                    yield (number, row.timestamp_us, row.side.value, row.slot), values
 
 
 class _LongNames:

@@ -5,7 +5,7 @@ file of an API dump. Titles of columns are those of MindSpore for tables of any 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -17,8 +17,9 @@ from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
-from rankdump._layout import api_tree, statistic_tables
+from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_dtype_name, parse_info_line
+from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
 TOOL_STEP = 1
@@ -184,31 +185,8 @@ class InfoFilePlaces:
         return {}
 
 
-def parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:
-    """Return the rows of a table in the form of `statistic.csv`; CorruptedError as its parser."""
-    operator = table.operator
-    if operator is None:
-        return statistic_tables.parse_statistic_table(text, file=str(table.path))
-    return (
-        statistic_tables.StatisticCsvRow(
-            op_type=operator.op_type,
-            op_name=operator.op_name,
-            task=operator.task,
-            stream=operator.stream,
-            timestamp_us=operator.timestamp_us,
-            side=row.side,
-            slot=row.slot,
-            data_bytes=row.data_bytes,
-            dtype=row.data_type,
-            shape=row.shape,
-            values=row.values,
-        )
-        for row in statistic_tables.parse_operator_table(text, file=str(table.path))
-    )
-
-
 def make_statistics_row(
-    row: statistic_tables.StatisticCsvRow,
+    row: StatisticCsvRow,
     table: Table,
     iteration: int,
     known_record: StatusAndRecord | None,

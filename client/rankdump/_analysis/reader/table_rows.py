@@ -12,13 +12,14 @@ from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_rows
 from rankdump._analysis.reader.growing_tables import GrowingTable, NameFilter
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import make_statistics_row, parse_table
+from rankdump._analysis.reader.statistic_tables import make_statistics_row
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_text import read_table
 from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.record import TensorKey
+from rankdump._layout.statistic_tables import parse_operator_table, parse_statistic_table
 from rankdump.errors import CorruptedError
 
 
@@ -99,7 +100,12 @@ def _read_dated_rows(table: Table, known: TableRecords, iteration: int) -> Itera
         return
     text = _read_text(table).decode("utf-8", "surrogateescape").replace("\r\n", "\n")
     whole, _, torn = text.rpartition("\n")
-    for row in parse_table(whole, table):
+    operator, file = table.operator, str(table.path)
+    for row in (
+        parse_statistic_table(whole, file=file)
+        if operator is None
+        else parse_operator_table(whole, operator, file=file)
+    ):
         member = f"{row.side.value}.{row.slot}"
         record = known.find_by_time(table, row.timestamp_us, member)
         yield make_statistics_row(row, table, iteration, record)
