@@ -24,7 +24,7 @@ from rankdump._core.manifest import (
 from rankdump._layout import statistic_tables
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
 from rankdump._layout.file_name import FileKind
-from rankdump._layout.tree_layouts import Layout
+from rankdump._layout.tree_layouts import GraphPlace, Layout
 from rankdump._layout.tree_paths import (
     FINGERPRINT_FOLDER,
     MANIFEST_FOLDER,
@@ -143,15 +143,8 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
     rank, iteration = part.retired.rank, part.retired.iteration
 
     def split_path(net_name: str, graph: int, iteration: int) -> list[str]:
-        folder = part.layout.make_folder(
-            part.context,
-            rank=rank,
-            net_name=net_name,
-            graph=graph,
-            iteration=iteration,
-            constant=False,
-        )
-        return folder.split("/")
+        place = GraphPlace(rank, net_name, graph, iteration)
+        return part.layout.make_folder(part.context, place).split("/")
 
     own, other, next_one = (
         split_path("a", 1, iteration),
