@@ -15,13 +15,13 @@ import xxhash
 
 from rankdump._analysis.fsck.damage import FileCheck, FileCheckResult
 from rankdump._analysis.fsck.tree_scan import NPY_FILE_NAME
+from rankdump._analysis.reader.tree_walk import is_packed_later
 from rankdump._binfile import bin_file
 from rankdump._binfile.bin_file import BinFile
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import (
     ByteBuffer,
-    compute_stored_bytes,
     iterate_zstd_frames,
     make_memory_reader,
     make_stored_frame,
@@ -115,7 +115,8 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
     name = job.paths[0]
     try:
         is_npy = NPY_FILE_NAME.fullmatch(name) is not None
-        if job.stored_bytes not in (0, len(data)) and not (is_npy and _is_packed_later(job, data)):
+        has_other_size = job.stored_bytes not in (0, len(data))
+        if has_other_size and not (is_npy and _may_be_packed_later(job, len(data))):
             raise CorruptedError(f"{len(data)} bytes, but its manifest has {job.stored_bytes}")
         tensors = _check_npy if is_npy else _check_bin
         sure, undecided = tensors(job, name, data)
@@ -124,18 +125,10 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
     return FileCheckResult(job, digests=sure, undecided=undecided)
 
 
-def _is_packed_later(job: FileCheck, data: memoryview) -> bool:
-    """Return whether a file of another size than in its manifest is one that is packed later.
-
-    An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
-    then the manifest when it has time. Digest and packing are checked as those of any file.
-    """
-    (record,) = job.records if len(job.records) == 1 else (None,)
-    if record is None or not select_codec(job.paths[0]).suffix:
-        return False
-    sizes = npy_format.compute_npy_sizes(cast("str", _stored_type(record).str), record.shape)
-    stored = compute_stored_bytes(sizes)
-    return stored in (job.stored_bytes, len(data))
+def _may_be_packed_later(job: FileCheck, file_bytes: int) -> bool:
+    """Return whether a file of another size is packed later; it is checked as any other."""
+    known = [record._replace(bytes_stored=job.stored_bytes) for record in job.records]
+    return len(known) == 1 and is_packed_later(known[0], job.paths[0], file_bytes)
 
 
 def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:

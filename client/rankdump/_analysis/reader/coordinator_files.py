@@ -9,7 +9,9 @@ which alone is the order. pyarrow is imported on use.
 from __future__ import annotations
 
 import heapq
+import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -318,18 +320,14 @@ def _find_line(file: BinaryIO, position: int) -> int:
     file.
     """
     file.seek(0)
-    low, high = len(file.readline()), file.seek(0, os.SEEK_END)
-    while low < high:
-        middle = (low + high) // 2
-        # The first line that begins behind the middle; there may be none before the end.
-        file.seek(middle)
-        begin = middle + len(file.readline())
-        numbers = _read_numbers(file, begin) if begin < high else None
-        if numbers is None or numbers[0] >= position:
-            high = middle
-        else:
-            low = begin
+    first, end = len(file.readline()), file.seek(0, os.SEEK_END)
+
+    def read_position_behind(place: int) -> float:
+        numbers = _read_numbers(file, place + len(_read_line(file, place)))
+        return numbers[0] if numbers is not None else math.inf
+
     # All lines that begin behind it have the position, or a later one.
+    low = first + bisect_left(range(first, end), position, key=read_position_behind)
     line = _read_numbers(file, low)
     return low if line is None or line[0] >= position else low + len(_read_line(file, low))
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.manifest_columns import ManifestColumns, read_manifest_columns
-from rankdump._analysis.reader.statistic_places import list_info_files
 from rankdump._analysis.reader.statistic_tables import INFO_ITEMS, spell_info_values
 from rankdump._analysis.reader.table_text import read_blocks_backward
 from rankdump._analysis.table.tree_access import TreeAccess
@@ -24,7 +23,12 @@ from rankdump._core.manifest import Manifest, parse_manifest_name
 from rankdump._core.plan import plan_from_json
 from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
-from rankdump._layout.api_tree import ApiPlace, parse_place
+from rankdump._layout.api_tree import (
+    ApiPlace,
+    make_api_rank_folder,
+    parse_info_file_name,
+    parse_place,
+)
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError, ProtocolError
@@ -60,7 +64,9 @@ def read_info_statistics(
     for number in manifests.tolist():
         by_rank[read.manifests[number].status.rank].append(number)
     for rank, numbers in by_rank.items():
-        folder, names, *_ = list_info_files(access, rank)
+        folder, names = make_api_rank_folder(rank), list[str]()
+        with suppress(OSError):
+            names = sorted(filter(parse_info_file_name, access.listing(folder)))
         records = _RecordLines(read, numbers, _read_others(access, folder, read, numbers))
         for name in names:
             path = f"{access.root}/{folder}/{name}"

@@ -248,34 +248,35 @@ def _read_json_lines(lines: bytes, block_bytes: int) -> pa.Table:
     )
 
 
+def _take_texts(
+    numbers: pa.ChunkedArray, lists: Sequence[Sequence[str]], manifest_of: npt.NDArray[np.int64]
+) -> Any:
+    """Return the texts of numbers in the lists of their manifests; NULL for a number of none."""
+    texts = [text for own in lists for text in own]
+    if not texts:
+        return pa.nulls(len(numbers), pa.string())
+    starts = np.cumsum([0, *map(len, lists)])[:-1]
+    known = pc.add(numbers.cast(pa.int64()), pa.array(starts[manifest_of]))
+    is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
+    return pc.take(pa.array(texts, pa.string()), pc.if_else(is_known, known, None))
+
+
 def _spell_layouts(
     records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
 ) -> pa.Table:
     """Replace the numbers of layouts by their texts."""
-    at = records.schema.get_field_index("layout")
-    texts = [text for each in files for text in each.layouts]
-    if not texts:
-        return records.set_column(at, "layout", pa.nulls(len(records), pa.string()))
-    starts = np.cumsum([0, *(len(each.layouts) for each in files)])[:-1]
-    numbers = records.column("layout")
-    known = pc.add(numbers.cast(pa.int64()), pa.array(starts[manifest_of]))
-    is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
-    known = pc.if_else(is_known, known, None)
-    return records.set_column(at, "layout", pc.take(pa.array(texts, pa.string()), known))
+    texts = _take_texts(records.column("layout"), [each.layouts for each in files], manifest_of)
+    return records.set_column(records.schema.get_field_index("layout"), "layout", texts)
 
 
 def _join_baseline_paths(
     records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
 ) -> pa.Table:
     """Put the baselines of tensors before their paths."""
-    places = records.column("baseline")
-    texts = [f"{text}/" for each in files for text in each.baselines]
-    if not texts:
+    lists = [[f"{text}/" for text in each.baselines] for each in files]
+    if not any(lists):
         return records
-    starts = np.cumsum([0, *(len(each.baselines) for each in files)])[:-1]
-    known = pc.add(places.cast(pa.int64()), pa.array(starts[manifest_of]))
-    known = pc.if_else(pc.less(known, len(texts)), known, None)
-    roots = pc.take(pa.array(texts, pa.string()), known)
+    roots = _take_texts(records.column("baseline"), lists, manifest_of)
     paths = pc.binary_join_element_wise(roots, records.column("same_as"), "")
     return records.set_column(records.schema.get_field_index("same_as"), "same_as", paths)
 

@@ -7,7 +7,9 @@ writes rows window by window does not read all of it each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,6 @@ from rankdump._analysis.reader.statistic_columns import (
     parse_statistic_texts,
     read_statistic_text,
 )
-from rankdump._analysis.reader.statistic_places import TablePlace, find_table_places
 from rankdump._analysis.reader.statistic_tables import spell_title
 from rankdump._analysis.reader.table_text import (
     MAX_HEADER_BYTES,
@@ -35,10 +36,19 @@ from rankdump._analysis.reader.table_text import (
 )
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump._core.manifest import Manifest
+from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._layout.dump_folders import (
+    RANK_FOLDER_PATTERN,
+    ROOT_FOLDER,
+    DumpFolder,
+    NameScheme,
+    enter_folder,
+)
 from rankdump._layout.file_name import FileKind, FileName, LongFileNames, parse_file_name
 from rankdump._layout.statistic_tables import STATISTIC_TABLE_NAME, parse_operator_table
-from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump._layout.tree_layouts import format_folder_owner
+from rankdump._layout.tree_paths import CONSTANT_FOLDER, MAPPING_FILE, make_rank_folder
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -87,7 +97,7 @@ def read_record_statistics(
     reading = _TableReader(access, places, problems)
     if others:
         has_constants = bool(pc.any(find_constants(read.records)).as_py())
-        for place in find_table_places(access, others, has_constants=has_constants):
+        for place in _find_table_places(access, others, has_constants=has_constants):
             reading.read(place)
     tables = reading.finish()
     if of_api.any():
@@ -159,10 +169,10 @@ class _TableReader:
 
     def _find_operators(self, place: TablePlace, number: int) -> Iterator[_FoundTable]:
         """Yield the tables of operators whose time a record has."""
-        names = _LongNames(self._access, place.folder)
+        names = _read_names(self._access, place)
         listed: list[tuple[str, FileName]] = []
         for name in place.names:
-            file = parse_file_name(names.find_full_name(name))
+            file = parse_file_name(names.get_full_name(name) if name[:1].isdecimal() else name)
             if file is not None and file.kind is FileKind.TABLE:
                 listed.append((name, file))
         if not listed:
@@ -184,23 +194,12 @@ class _TableReader:
                     yield (number, row.timestamp_us, row.side.value, row.slot), values
 
 
-class _LongNames:
-    """Full names of the files of a folder, read on use."""
-
-    def __init__(self, access: TreeAccess, folder: str) -> None:
-        self._access, self._folder = access, folder
-        self._names: LongFileNames | None = None
-
-    def find_full_name(self, name: str) -> str:
-        """Return the full name of a file."""
-        if not name[:1].isdecimal():  # a number stands for a long name
-            return name
-        if self._names is None:
-            try:
-                self._names = LongFileNames.parse(self._access.read(self._folder, MAPPING_FILE))
-            except OSError:
-                self._names = LongFileNames()
-        return self._names.get_full_name(name)
+def _read_names(access: TreeAccess, place: TablePlace) -> LongFileNames:
+    """Return the full names of the files of a folder that have a number in place of one."""
+    if any(name[:1].isdecimal() for name in place.names):
+        with suppress(OSError):
+            return LongFileNames.parse(access.read(place.folder, MAPPING_FILE))
+    return LongFileNames()
 
 
 def _iter_texts_backward(
@@ -213,3 +212,138 @@ def _iter_texts_backward(
             where = f"{access.root}/{folder}/{name}, from byte {block.start}"
             lines = block.lines.replace(b"\r\n", b"\n")
             yield StatisticTableText(-1, where, header.rstrip(b"\r\n"), lines)
+
+
+class TablePlace(NamedTuple):
+    """A folder with tables of one rank.
+
+        rank_{rank}/{net}/{graph}/{iteration}|constants/                 MindSpore's
+        [{step}/]{YYYYmmddHHMMSS}/{device}/[{model}/{id}/{iteration}/]   CANN's
+
+    A folder of CANN's belongs to the rank that an agent wrote down for its time and device; where
+    nobody has, as in a copy without links, to the ranks whose manifests name the device.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    """Of the tables, and of files with a number in place of a long name."""
+    rank: int
+    iteration: int | None
+    """None where the tables are of several iterations."""
+
+
+def _find_table_places(
+    access: TreeAccess, manifests: Sequence[Manifest], *, has_constants: bool
+) -> list[TablePlace]:
+    """Return the folders of MindSpore's and CANN's layouts that have tables of manifests; only
+    those of their iterations are entered.
+
+    The tables of a graph's constants are listed for each iteration that may have named one.
+    """
+    found = [*_find_in_ranks(access, manifests, has_constants)]
+    found += _DeviceFolders(access, manifests).find_places()
+    return [place for place in found if place.names]
+
+
+def _find_in_ranks(
+    access: TreeAccess, manifests: Sequence[Manifest], has_constants: bool
+) -> Iterator[TablePlace]:
+    graphs: dict[int, list[str]] = {}
+    for rank, iteration in dict.fromkeys(
+        (each.status.rank, each.status.iteration) for each in manifests
+    ):
+        if rank not in graphs:
+            graphs[rank] = _list_graph_folders(access, rank)
+        for graph in graphs[rank]:
+            for name in (str(iteration), *([CONSTANT_FOLDER] if has_constants else [])):
+                folder = f"{graph}/{name}"
+                yield TablePlace(folder, _list_tables(access, folder), rank, iteration)
+
+
+def _list_graph_folders(access: TreeAccess, rank: int) -> list[str]:
+    found: list[str] = []
+    with suppress(OSError):
+        own = make_rank_folder(rank)
+        models = [name for name, is_folder in access.listing(own).items() if is_folder]
+        for model in models:
+            graphs = access.listing(f"{own}/{model}").items()
+            found += [f"{own}/{model}/{name}" for name, is_folder in graphs if is_folder]
+    return [each for each in found if each.rpartition("/")[2][:1].isdecimal()]
+
+
+def _list_tables(access: TreeAccess, folder: str) -> tuple[str, ...]:
+    with suppress(OSError):
+        return _select_tables(access.listing(folder))
+    return ()
+
+
+def _select_tables(listing: dict[str, bool]) -> tuple[str, ...]:
+    return tuple(
+        sorted(n for n, is_folder in listing.items() if not is_folder and _may_be_table(n))
+    )
+
+
+def _may_be_table(name: str) -> bool:
+    # CANN's number for a long name has no suffix.
+    return (".csv" in name and name != MAPPING_FILE) or name.isdecimal()
+
+
+class _DeviceFolders:
+    """Folders of the devices of manifests, in CANN's trees."""
+
+    def __init__(self, access: TreeAccess, manifests: Sequence[Manifest]) -> None:
+        self._access = access
+        self._iterations = {each.status.iteration for each in manifests}
+        self._owners: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        """Ranks by device, and by what an agent writes down for those of each job."""
+        self._places = {(each.status.rank, each.status.iteration) for each in manifests}
+        for each in manifests:
+            status = each.status
+            owner = format_folder_owner(status.rank, status.job_id)
+            self._owners[each.device][owner] = status.rank
+
+    def find_places(self) -> Iterator[TablePlace]:
+        """Yield the folders, each once for every rank that it may belong to."""
+        with suppress(OSError):
+            listing = self._access.listing("")
+            # The others are looked at by nobody: a root may hold anything.
+            names = [name for name, is_folder in listing.items() if is_folder and name.isdecimal()]
+            yield from self._enter_each(ROOT_FOLDER, "", names, ())
+
+    def _enter_each(
+        self, folder: DumpFolder, path: str, names: Sequence[str], ranks: Sequence[int]
+    ) -> Iterator[TablePlace]:
+        for name in names:
+            below = enter_folder(folder, name)
+            if below is not None and self._is_wanted(below):
+                yield from self._enter(below, f"{path}/{name}".lstrip("/"), ranks)
+
+    def _enter(self, folder: DumpFolder, path: str, ranks: Sequence[int]) -> Iterator[TablePlace]:
+        is_device = folder.device and folder.names is NameScheme.CANN
+        if is_device and folder.base == path:
+            ranks = self._find_ranks(path, folder.rank)
+            if not ranks:
+                return
+        with suppress(OSError):
+            listing = self._access.listing(path)
+            tables = _select_tables(listing) if folder.names is NameScheme.CANN else ()
+            for rank in ranks if tables else ():
+                if folder.iteration is None or (rank, folder.iteration) in self._places:
+                    yield TablePlace(path, tables, rank, folder.iteration)
+            below = [name for name, is_folder in listing.items() if is_folder]
+            yield from self._enter_each(folder, path, below, ranks)
+
+    def _is_wanted(self, folder: DumpFolder) -> bool:
+        for number in (folder.step, folder.iteration):
+            if number is not None and number not in self._iterations:
+                return False
+        return folder.names is not NameScheme.CANN or folder.rank in self._owners
+
+    def _find_ranks(self, base: str, device: int) -> Sequence[int]:
+        """Return the ranks that a folder may belong to, by its path."""
+        time, owners = base.split("/")[-2], self._owners[device]
+        try:
+            owner = self._access.read_link(STATE_FOLDER, f"{time}.{device}")
+        except OSError:
+            return [*dict.fromkeys(owners.values())]
+        return [owners[owner]] if owner in owners else []

@@ -14,6 +14,7 @@ from rankdump._analysis.reader.manifests import (
     find_other_sessions,
     list_manifest_files,
     list_rank_folders,
+    read_balance,
     read_manifests,
 )
 from rankdump._core.manifest import find_card
@@ -67,7 +68,7 @@ def read_run_cards(
         for file in list_manifest_files(root, folder, []):
             if file.session in others or not _may_keep(folder, file.iteration, keeps):
                 continue
-            status = next((m.status for m in read_manifests([file], [], balances_only=True)), None)
+            status = next((m.status for m in read_manifests([file], [], read_balance)), None)
             if status is None or not keeps(status.rank, status.iteration):
                 continue
             place = status.rank, status.iteration

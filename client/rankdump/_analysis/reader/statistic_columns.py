@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
 from rankdump._analysis.reader.statistic_tables import spell_title
 from rankdump._analysis.reader.table_text import read_table
@@ -30,7 +31,6 @@ from rankdump._layout.statistic_tables import (
     STATISTIC_COLUMNS_WITH_FORMAT,
     parse_statistic_table,
 )
-from rankdump.errors import CorruptedError
 
 _COLUMNS = {**STATISTIC_COLUMNS, MD5_ITEM: MD5_ITEM}
 _COLUMN_OF_TITLE = {title: _COLUMNS[item] for item, title in STATISTIC_TITLES.items()}
@@ -202,20 +202,15 @@ def _parse_each(texts: Sequence[StatisticTableText], problems: list[str]) -> lis
     tables: list[pa.Table] = []
     for text in texts:
         whole = (text.header + b"\n" + text.rows).decode("utf-8", "surrogateescape")
-        try:
-            rows = parse_statistic_table(whole, file=text.file)
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        tables.append(
-            make_statistic_table(
+        with noted_errors(problems):
+            rows = (
                 (
                     (text.place, row.timestamp_us, row.side.value, row.slot),
                     {spell_title(title): value for title, value in row.values},
                 )
-                for row in rows
+                for row in parse_statistic_table(whole, file=text.file)
             )
-        )
+            tables.append(make_statistic_table(rows))
     return tables
 
 

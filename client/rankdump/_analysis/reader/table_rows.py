@@ -15,7 +15,14 @@ from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.statistic_tables import make_statistics_row
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_text import read_table
-from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
+from rankdump._analysis.reader.tree import (
+    Entry,
+    Figures,
+    PlaceInTime,
+    Table,
+    Tree,
+    execution_order_of,
+)
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.record import TensorKey
@@ -147,7 +154,7 @@ def iterate_named(
             read = (reader.read_rows(place, keeps_name) for reader in by_place[place])
             rows = filter(keeps, chain.from_iterable(read))
             own = (row for row in rows if _call_of_key(row.key) not in has_file)
-            yield from sorted((*found, *own), key=lambda each: _execution_order(each.key))
+            yield from sorted((*found, *own), key=lambda each: execution_order_of(each.key))
         for reader in readers:
             reader.raise_damage()
 
@@ -213,8 +220,3 @@ def _has_row(table: Table) -> bool:
 
 def _call_of_key(key: TensorKey) -> tuple[int, int, str, str]:
     return key.rank, key.iteration, key.op_name, key.argument
-
-
-def _execution_order(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
-    when = key.rank, not key.constant, key.iteration, key.timestamp_us
-    return *when, key.side.value, key.slot

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.fingerprints import read_fingerprints, read_fingerprints_of_tree
 from rankdump._analysis.reader.manifest_columns import (
     SIDES,
@@ -29,7 +30,7 @@ from rankdump._analysis.reader.statistic_columns import (
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
-from rankdump._analysis.reader.tree import Entry, Figures, Tree
+from rankdump._analysis.reader.tree import Entry, Figures, Tree, execution_order_of
 from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
@@ -214,21 +215,14 @@ def _list_recorded(
     """
     files = [each for each in tree.entries if each.record is not None and keeps(each)]
     others = [row for row in rows if row.record and not row.record.path and keeps(row)]
-    return sorted([*files, *others], key=lambda each: _get_execution_order(each.key))
-
-
-def _get_execution_order(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
-    when = 0 if key.constant else key.iteration
-    return key.rank, not key.constant, when, key.timestamp_us, key.side.value, key.slot
+    return sorted([*files, *others], key=lambda each: execution_order_of(each.key))
 
 
 def _read_rows(tree: Tree, problems: list[str]) -> Iterator[Figures]:
     known = TableRecords(tree)
     for table in tree.tables:
-        try:
+        with noted_errors(problems):
             yield from read_table_rows(table, known)
-        except CorruptedError as error:
-            problems.append(str(error))
 
 
 def _place(key: TensorKey) -> tuple[object, ...]:

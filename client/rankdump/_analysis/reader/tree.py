@@ -324,6 +324,12 @@ def place_in_time_of(key: TensorKey) -> PlaceInTime:
     return PlaceInTime(key.rank, not key.constant, key.iteration)
 
 
+def execution_order_of(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
+    """Return the sort key of execution order: inputs of a call come before its outputs."""
+    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    return *when, key.side.value, key.slot
+
+
 class _SharedValues(dict[Hashable, int]):
     """Numbers of values that many rows share."""
 

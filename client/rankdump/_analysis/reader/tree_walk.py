@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.reader.foreign_dumps import check_foreign_request, read_foreign_tree
@@ -25,6 +26,7 @@ from rankdump._analysis.reader.manifests import (
     find_other_sessions,
     list_manifest_files,
     list_rank_folders,
+    read_balance,
     read_file_records,
     read_folder_owners,
     read_manifests,
@@ -48,7 +50,7 @@ from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import compute_stored_bytes
 from rankdump._core.attempts import SessionPeriods, order_sessions
 from rankdump._core.element_types import ELEMENT_TYPES
-from rankdump._core.manifest import Manifest, RetiredIteration
+from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
@@ -237,11 +239,8 @@ class _TreeReader:
         known = TreeManifests(owners=self._owners) if known is None else known
         only = self._balances_only and batch.is_complete
         heads = len(self.manifests)
-        for manifest in (
-            read_manifests(batch.manifests, places.problems, balances_only=True)
-            if only
-            else read_file_records(batch.manifests, places.problems, self._indexed)
-        ):
+        read = read_balance if only else partial(read_file_records, indexed=self._indexed)
+        for manifest in read_manifests(batch.manifests, places.problems, read):
             known.add(manifest)
             if manifest.records or manifest.session is not None:
                 manifest = replace(manifest, records=(), session=None)
@@ -344,23 +343,22 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
     different = {f.relative: f for f in files if due[f.relative] not in (0, f.stored_bytes)}
     for entry in entries if different else ():
         file = different.get(entry.relative)
-        if file is not None and not _is_packed_later(entry, file.stored_bytes):
-            yield (
-                f"{file.relative}: {file.stored_bytes} bytes, "
-                f"but its manifest has {due[file.relative]}"
-            )
+        if file is None or entry.record is None:
+            continue
+        if not is_packed_later(entry.record, file.relative, file.stored_bytes):
+            due_bytes = due[file.relative]
+            yield f"{file.relative}: {file.stored_bytes} bytes, but its manifest has {due_bytes}"
             del different[file.relative]
 
 
-def _is_packed_later(entry: Entry, file_bytes: int) -> bool:
+def is_packed_later(record: ManifestRecord, path: str, file_bytes: int) -> bool:
     """Return whether a file of another size than in its manifest is one that is packed later.
 
     An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
     then the manifest when it has time. `fsck` checks what is in such a file.
     """
-    record = entry.record
-    element = ELEMENT_TYPES.get(record.dtype) if record else None
-    if record is None or element is None or not select_codec(entry.relative).suffix:
+    element = ELEMENT_TYPES.get(record.dtype)
+    if element is None or not select_codec(path).suffix:
         return False
     stored = compute_stored_bytes(compute_npy_sizes(element.descr, record.shape))
     return stored in (record.bytes_stored, file_bytes)
