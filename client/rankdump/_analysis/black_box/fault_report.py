@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
@@ -136,11 +136,12 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
     # A cause that came to an agent in a message may have other texts there.
     causes = {each.identity: each for record in records for each in record.causes}
     causes = {first.causes[0].identity: first.causes[0]} | causes
-    ranks = [(record, rank) for record in records for rank in record.ranks]
-    ranks.sort(key=lambda pair: pair[1].rank)
+    hosts = [(record.host, rank) for record in records for rank in record.ranks]
+    hosts.sort(key=lambda pair: pair[1].rank)
+    ranks = [rank for _, rank in hosts]
     cause, *later = causes.values()
     later.sort(key=lambda each: each.at_us)
-    bad = _find_first_bad([rank for _, rank in ranks], [cause, *later])
+    bad = _find_first_bad(ranks, [cause, *later])
     until = (first.iteration if bad is None else min(bad.iteration, first.iteration)) + MAX_AFTER
     return FaultReport(
         root=root,
@@ -151,18 +152,18 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         cause=cause,
         later_causes=tuple(later),
         first_bad_value=bad,
-        steps=_summarize_steps([rank for _, rank in ranks], until),
+        steps=_summarize_steps(ranks, until),
         absent=tuple(_list_absent(records)),
-        ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
-        dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
-        notes=_list_notes([rank for _, rank in ranks]),
+        ends=tuple(_make_end(host, rank) for host, rank in hosts if rank.steps),
+        dropped_steps=sum(rank.dropped_steps for rank in ranks),
+        notes=_list_notes(ranks),
         standing_calls=tuple(find_standing_calls(list(_iterate_calls(ranks)))),
-        dropped_tensors=sum(rank.dropped_tensors for _, rank in ranks),
+        dropped_tensors=sum(rank.dropped_tensors for rank in ranks),
     )
 
 
-def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCallCounts]:
-    for _, rank in ranks:
+def _iterate_calls(ranks: Iterable[FrozenRank]) -> Iterator[RankCallCounts]:
+    for rank in ranks:
         if rank.steps:
             last = rank.steps[-1]
             waits = last.unfinished and rank.state is SessionState.OPEN
@@ -173,26 +174,22 @@ def _find_first_bad(
     ranks: Iterable[FrozenRank], causes: Sequence[FrozenCause]
 ) -> FirstBadValue | None:
     found = [
-        (step.iteration, _is_gradient(tensor), tensor.at_us, rank.rank, tensor, step.full_tensors)
+        FirstBadValue(rank.rank, step.iteration, tensor, full_tensors=step.full_tensors)
         for rank in ranks
         for step in rank.steps
-        for tensor in (step.first_nonfinite,)
-        if tensor is not None
+        if (tensor := step.first_nonfinite) is not None
     ]
     if not found:
         return None
-    iteration, _, _, rank, tensor, full_tensors = min(found, key=lambda each: each[:4])
-    about = [
-        cause.source
-        for cause in causes
-        if (cause.rank, cause.iteration, cause.op_name) == (rank, iteration, tensor.op_name)
-    ]
-    source = next(filter(None, about), "")
-    return FirstBadValue(rank, iteration, tensor, source, full_tensors)
+    first = min(found, key=_find_order)
+    place = first.rank, first.iteration, first.tensor.op_name
+    about = (each for each in causes if (each.rank, each.iteration, each.op_name) == place)
+    return replace(first, source=next((each.source for each in about if each.source), ""))
 
 
-def _is_gradient(tensor: NonfiniteTensor) -> bool:
-    return tensor.op_name.startswith(GRADIENTS_PREFIX)
+def _find_order(bad: FirstBadValue) -> tuple[int, bool, int, int]:
+    is_gradient = bad.tensor.op_name.startswith(GRADIENTS_PREFIX)
+    return bad.iteration, is_gradient, bad.tensor.at_us, bad.rank
 
 
 def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:

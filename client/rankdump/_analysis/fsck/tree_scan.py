@@ -181,15 +181,10 @@ def plan_file_checks(
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
             same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
-            found[same] = (
-                job
-                if known is None
-                else replace(
-                    known,
-                    paths=known.paths + job.paths,
-                    stored_bytes=max(known.stored_bytes, job.stored_bytes),
-                )
-            )
+            if known is not None:
+                stored = max(known.stored_bytes, job.stored_bytes)
+                job = replace(known, paths=known.paths + job.paths, stored_bytes=stored)
+            found[same] = job
     return list(found.values())
 
 
@@ -276,7 +271,8 @@ def _check_unlisted_tensors(
         twin = twin if twin != file.relative else file.relative + PACKED_SUFFIX
         whole = wholes.get(file.operator) if file.file_name.kind is FileKind.MEMBER else None
         member = f"{file.file_name.side.value}.{file.file_name.slot}"
-        place = known.rank_of(file.folder), _iteration_of(file)
+        at = file.file_name.number if file.folder.iteration is None else file.folder.iteration
+        rank = known.rank_of(file.folder)
         if whole is not None and member in known.records_of(whole.relative):
             text = f"{whole.relative} contains the same tensor"
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
@@ -284,15 +280,11 @@ def _check_unlisted_tensors(
             yield FileDamage(
                 DamageKind.DUPLICATE, file.relative, f"the manifest names {twin} instead"
             )
-        elif place[1] is not None and place not in complete:
-            unended[(place[0], place[1], file.folder_path)] += 1
+        elif at is not None and (rank, at) not in complete:
+            unended[rank, at, file.folder_path] += 1
         else:
             yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
         how = "is retired" if (rank, iteration) in gone else "has no manifest"
         text = f"rank {rank}, iteration {iteration} {how}; {count} of its files remain"
         yield FileDamage(DamageKind.UNMANIFESTED, where, text)
-
-
-def _iteration_of(file: TensorFile) -> int | None:
-    return file.file_name.number if file.folder.iteration is None else file.folder.iteration

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankdump._analysis.reader.tree import Entry, Figures, Table
-from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
@@ -53,7 +52,7 @@ def make_rows(table: Table, calls: Sequence[ForeignCall]) -> Iterator[Figures]:
             key=_make_key(place, number, call, tensor),
             dtype=tensor.dtype,
             shape=tensor.shape,
-            data_bytes=_count_bytes(tensor),
+            data_bytes=count_bytes(tensor.dtype, tensor.shape),
             values=values,
             relative=table.relative,
             record=_make_record("", number, call, tensor, 0),
@@ -68,11 +67,6 @@ def _number_tensors(
         for tensor in call.tensors:
             number += 1
             yield number, call, tensor
-
-
-def _count_bytes(tensor: ForeignTensor) -> int:
-    element = ELEMENT_TYPES.get(tensor.dtype)
-    return count_bytes(tensor.shape, element.item_bytes if element is not None else 0)
 
 
 def _make_key(place: CallPlace, number: int, call: ForeignCall, tensor: ForeignTensor) -> TensorKey:
@@ -101,7 +95,7 @@ def _make_record(
         argument=tensor.argument,
         dtype=tensor.dtype,
         shape=tensor.shape,
-        bytes_in=_count_bytes(tensor),
+        bytes_in=count_bytes(tensor.dtype, tensor.shape),
         bytes_stored=size,
         digest=tensor.digest,
     )

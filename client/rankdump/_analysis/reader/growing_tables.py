@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from rankdump._analysis.reader.statistic_tables import (
     PlacedInfoLine,
     make_info_row,
     make_statistics_row,
+    number_blocks,
 )
 from rankdump._analysis.reader.table_records import MAX_STAMP_US, TableRecords
 from rankdump._analysis.reader.table_text import MAX_HEADER_BYTES, open_table
@@ -84,37 +85,6 @@ class _LineColumns(NamedTuple):
     iterations: npt.NDArray[np.int64]
 
 
-class _LineForm(Protocol):
-    """What lines of a kind of table mean."""
-
-    def read_key(self, line: _NumberedLine) -> int | None:
-        """Return what the iteration of a line is found by; None for a line without a row.
-
-        CorruptedError for a line that is invalid.
-        """
-        ...
-
-    def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
-        """Return the keys of lines that follow each other; None where each has to be read."""
-        ...
-
-    def find_iterations(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the iterations of all lines by their keys."""
-        ...
-
-    def keeps(self, line: _NumberedLine, keeps_name: NameFilter) -> bool:
-        """Return whether rows of the operator of a line are wanted."""
-        ...
-
-    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _OpenIteration:
-        """Return an iteration, given all lines of it that are wanted."""
-        ...
-
-    def make_rows(self, lines: Iterable[_NumberedLine], state: _OpenIteration) -> Iterator[Figures]:
-        """Yield the rows of lines of an iteration."""
-        ...
-
-
 class GrowingTable:
     """One table with rows of several iterations."""
 
@@ -125,7 +95,7 @@ class GrowingTable:
         """Error behind its rows; empty for an intact table."""
         self.header = b""
         """Of a `statistic.csv`."""
-        self._form: _LineForm
+        self._form: _InfoForm | _StatisticForm
         with self._open() as file:
             if table.info:
                 self._form = _InfoForm(table, known)
@@ -298,7 +268,7 @@ def _clip(number: int) -> int:
 
 
 class _StatisticForm:
-    """Lines of `statistic.csv`."""
+    """What lines of `statistic.csv` mean; `_InfoForm` has the same methods."""
 
     def __init__(self, table: Table, known: TableRecords, header: bytes) -> None:
         self._table, self._known = table, known
@@ -306,6 +276,10 @@ class _StatisticForm:
         parse_statistic_table(self._decode(self._header), file=str(table.path))
 
     def read_key(self, line: _NumberedLine) -> int | None:
+        """Return what the iteration of a line is found by; None for a line without a row.
+
+        CorruptedError for a line that is invalid.
+        """
         found = _TIME.match(line.text)
         if found is not None:
             return int(found[1])
@@ -315,6 +289,7 @@ class _StatisticForm:
         return _clip(row.timestamp_us)
 
     def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
+        """Return the keys of lines that follow each other; None where each has to be read."""
         found = list(map(_TIME.match, lines))
         return None if None in found else [int(each[1]) for each in found if each is not None]
 
@@ -325,6 +300,7 @@ class _StatisticForm:
         return keeps_name(self._decode(line.text.split(b",", 2)[1]))
 
     def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _OpenIteration:
+        """Return an iteration, given all lines of it that are wanted."""
         return _OpenIteration(iteration, Counter(), {})
 
     def make_rows(self, lines: Iterable[_NumberedLine], state: _OpenIteration) -> Iterator[Figures]:
@@ -348,7 +324,7 @@ class _StatisticForm:
 
 
 class _InfoForm:
-    """Lines of an info file."""
+    """What lines of an info file mean."""
 
     def __init__(self, table: Table, known: TableRecords) -> None:
         self._table, self._known = table, known
@@ -397,10 +373,7 @@ class _InfoForm:
     def find_iterations(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if self._has_steps or (keys != TOOL_STEP).any():
             return keys
-        backward = np.array(self._backward[: len(keys)], bool)
-        # A forward after a backward begins the next one.
-        begins = np.concatenate([np.zeros(min(1, len(keys)), bool), backward[:-1] & ~backward[1:]])
-        return np.cumsum(begins, dtype=np.int64)
+        return number_blocks(self._backward[: len(keys)])
 
     def keeps(self, line: _NumberedLine, keeps_name: NameFilter) -> bool:
         return keeps_name(split_tensor_name(self._read_name(line))[0])

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._core.cann_types import normalize_element_name
-from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_dtype_name, parse_info_line
+from rankdump._layout.foreign_calls import count_bytes
 from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
@@ -85,23 +88,19 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
             damage = f"{path}: its last line is incomplete: {line[:60]!r}" if torn else str(error)
             break
     stepped = stepped or any(line.step != TOOL_STEP for _, line in found)
-    lines = [line for _, line in found]
-    iterations = [line.step for line in lines] if stepped else _iterations_by_block(lines)
-    pairs = zip(found, iterations, strict=True)
-    noted = tuple(PlacedInfoLine(line, number, at) for (number, line), at in pairs)
+    blocks: list[int] = number_blocks(["_backward_" in line.name for _, line in found]).tolist()
+    noted = tuple(
+        PlacedInfoLine(line, number, line.step if stepped else block)
+        for (number, line), block in zip(found, blocks, strict=True)
+    )
     return InfoFileContent(noted, damage, torn, stepped)
 
 
-def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
+def number_blocks(is_backward: Sequence[bool]) -> npt.NDArray[np.int64]:
     """Return the iteration of each line: a forward after a backward begins the next one."""
-    iterations: list[int] = []
-    at, backward = 0, False
-    for line in lines:
-        now = "_backward_" in line.name
-        at += backward and not now
-        backward = now
-        iterations.append(at)
-    return iterations
+    backward = np.array(is_backward, bool)
+    begins = np.concatenate([np.zeros(min(1, len(backward)), bool), backward[:-1] & ~backward[1:]])
+    return np.cumsum(begins, dtype=np.int64)
 
 
 def make_info_row(
@@ -119,16 +118,14 @@ def make_info_row(
     if file is None:
         return None
     dtype = parse_dtype_name(line.dtype)
-    element = ELEMENT_TYPES.get(dtype)
+    record = None if known_record is None else known_record[1]
     return Figures(
         key=TensorKey(
             rank=table.rank,
             net_name="",
             graph=0,
             iteration=noted.iteration,
-            timestamp_us=noted.line_number
-            if known_record is None
-            else known_record[1].timestamp_us,
+            timestamp_us=noted.line_number if record is None else record.timestamp_us,
             op_type=file.op_type,
             op_name=file.op_name,
             side=file.side,
@@ -137,10 +134,10 @@ def make_info_row(
         ),
         dtype=dtype,
         shape=line.shape,
-        data_bytes=math.prod(line.shape) * (element.item_bytes if element is not None else 0),
+        data_bytes=count_bytes(dtype, line.shape),
         values=spell_info_values(line, given),
         relative=table.relative,
-        record=None if known_record is None else known_record[1],
+        record=record,
     )
 
 
