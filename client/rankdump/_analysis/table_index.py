@@ -203,17 +203,22 @@ def _find_shared(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> 
 
 def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
     """Return windows of about WINDOW_ROWS rows; one that is walked stays by itself."""
-    joined = [window for window in windows if window.is_walked]
-    sources: list[TableSource] = []
-    size = 0
-    for window in windows:
-        if not window.is_walked:
-            sources += window.sources
-            size += sum(source.size for source in window.sources)
-            if size >= WINDOW_BYTES:
-                joined.append(IndexWindow(tuple(sources)))
-                sources, size = [], 0
-    return [*joined, IndexWindow(tuple(sources))] if sources else joined
+    walked = [window for window in windows if window.is_walked]
+    sources = [each for window in windows if not window.is_walked for each in window.sources]
+    return [*walked, *(IndexWindow(tuple(own)) for own in split_windows(sources))]
+
+
+def split_windows(sources: Iterable[TableSource]) -> list[list[TableSource]]:
+    """Return manifests in windows of about WINDOW_ROWS rows."""
+    windows: list[list[TableSource]] = []
+    size = WINDOW_BYTES
+    for source in sources:
+        if size >= WINDOW_BYTES:
+            windows.append([])
+            size = 0
+        windows[-1].append(source)
+        size += source.size
+    return windows
 
 
 def _write_windows(

@@ -119,17 +119,12 @@ def parse_place(argument: str) -> ApiPlace | None:
     found = re.fullmatch(_PLACE_FORM, name)
     if found is None:
         return None
-    words = [mark.removeprefix(_WORD_MARK) for mark in marks if mark.startswith(_WORD_MARK)]
-    scalars = [
+    words = (mark.removeprefix(_WORD_MARK) for mark in marks if mark.startswith(_WORD_MARK))
+    scalars = (
         mark for mark in marks if mark != RECOMPUTED_MARK and not mark.startswith(_WORD_MARK)
-    ]
-    return ApiPlace(
-        TensorSide(found["side"]),
-        found["path"] or "",
-        "".join(words[:1]),
-        "".join(scalars[:1]),
-        RECOMPUTED_MARK in marks,
     )
+    side, path = TensorSide(found["side"]), found["path"] or ""
+    return ApiPlace(side, path, next(words, ""), next(scalars, ""), RECOMPUTED_MARK in marks)
 
 
 def join_tensor_name(op_name: str, place: ApiPlace) -> str:

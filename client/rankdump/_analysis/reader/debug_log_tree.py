@@ -43,7 +43,7 @@ def read_debug_log_tree(root: Path, queries: Sequence[Query]) -> Tree:
     """Return the tree of the logs, restricted to the places that the queries select."""
     logs = find_debug_logs(root)
     tables = [
-        make_debug_log_table(path, place)
+        Table(path.parent, path.name, place.rank, "", 0, place.iteration, form=DEBUG_MODE)
         for path, place in logs
         if all(query.keeps_place(place.rank, 0, place.iteration) for query in queries)
     ]
@@ -56,11 +56,6 @@ def read_debug_log_tree(root: Path, queries: Sequence[Query]) -> Tree:
         queries=tuple(queries),
         tool=DEBUG_MODE,
     )
-
-
-def make_debug_log_table(path: Path, place: CallPlace) -> Table:
-    """Return a log as a table of statistics."""
-    return Table(path.parent, path.name, place.rank, "", 0, place.iteration, form=DEBUG_MODE)
 
 
 def read_debug_log_calls(table: Table) -> list[ForeignCall]:

@@ -17,11 +17,11 @@ _SUFFIXES = ("", ".json", ".log", ".txt", ".pkl", ".pickle")
 def find_marked_files(root: Path, is_wanted: Callable[[bytes], bool]) -> Iterator[Path]:
     """Yield the root, or the files in it and one folder below, that begin as is wanted, by name."""
     if root.is_file():
-        yield from (path for path in (root,) if is_wanted(_read_start(path)))
+        yield from (path for path in (root,) if is_wanted(read_start(path)))
         return
     for item in _list_items(root):
         for path in _list_items(item) if item.is_dir() else (item,):
-            if path.suffix in _SUFFIXES and path.is_file() and is_wanted(_read_start(path)):
+            if path.suffix in _SUFFIXES and path.is_file() and is_wanted(read_start(path)):
                 yield path
 
 
@@ -39,7 +39,8 @@ def _list_items(folder: Path) -> list[Path]:
     return items[:_MAX_LISTED]
 
 
-def _read_start(path: Path) -> bytes:
+def read_start(path: Path) -> bytes:
+    """Return the first bytes of a file; none where it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_START_BYTES)

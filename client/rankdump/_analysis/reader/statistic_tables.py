@@ -5,10 +5,9 @@ file of an API dump. Titles of columns are those of MindSpore for tables of any 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,6 @@ TOOL_STEP = 1
 
 INFO_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 """Statistics that a line of an info file may have, besides an MD5."""
-RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""Records of the tensors of an API dump, by rank, iteration and name, in the order of time."""
 _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
     "l2norm": STATISTIC_TITLES["l2norm"],
     "md5 value": STATISTIC_TITLES["md5"],

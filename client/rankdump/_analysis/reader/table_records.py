@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,12 +149,11 @@ class _RankRecords:
     def __init__(self, owner: TableRecords, files: list[ManifestFileName]) -> None:
         self.files = files
         self._owner = owner
-        self._known: _ManifestTimes | None = None
         self._held: OrderedDict[int, dict[tuple[int, str], StatusAndRecord]] = OrderedDict()
 
     def find_record(self, stamp_us: int, member: str) -> StatusAndRecord | None:
         """Return the record with a time; without a member where every tensor has its own time."""
-        times = self._read_times()
+        times = self._times
         number = 0
         if len(times.files) > 1:
             known = min(stamp_us, MAX_STAMP_US)
@@ -168,22 +168,21 @@ class _RankRecords:
         self, stamps: npt.NDArray[np.int64], *, absent: int
     ) -> npt.NDArray[np.int64]:
         """Return the iteration of the last manifest that has each time."""
-        times = self._read_times()
+        times = self._times
         if not len(times.stamps):
             return np.full(len(stamps), absent, np.int64)
         at = np.maximum(np.searchsorted(times.stamps, stamps, side="right") - 1, 0)
         found = times.iterations[times.numbers[at]]
         return np.where(times.stamps[at] == stamps, found, absent)
 
-    def _read_times(self) -> _ManifestTimes:
-        if self._known is None:
-            self._known = _read_times(self._owner, self.files)
-        return self._known
+    @cached_property
+    def _times(self) -> _ManifestTimes:
+        return _read_times(self._owner, self.files)
 
     def _read_records(self, number: int) -> dict[tuple[int, str], StatusAndRecord]:
         found = self._held.get(number)
         if found is None:
-            file = self._read_times().files[number]
+            file = self._times.files[number]
             found = {
                 (record.timestamp_us, record.member): (manifest.status, record)
                 for manifest in read_manifests([file], [])

@@ -132,15 +132,10 @@ def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
         return array
-    wide = np.frombuffer(convert_to_stored("bfloat16", _raw_bytes(array)), dtype="<f4").reshape(
-        array.shape
-    )
+    raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1).data
+    wide = np.frombuffer(convert_to_stored("bfloat16", raw), "<f4").reshape(array.shape)
     wide.flags.writeable = False
     return wide
-
-
-def _raw_bytes(raw: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(raw).view(np.uint8).reshape(-1).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +332,9 @@ def opened(entry: Entry) -> Generator[Opened, None, None]:
     Raises the errors of `load`.
     """
     with ExitStack() as files:
-        found = (
-            None
-            if entry.member
-            or entry.is_same_as_baseline
-            or not entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
-            else _open_elements(entry, files)
-        )
+        is_own = not (entry.member or entry.is_same_as_baseline)
+        is_plain = is_own and entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
+        found = _open_elements(entry, files) if is_plain else None
         yield load(entry) if found is None else found
 
 
