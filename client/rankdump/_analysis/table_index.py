@@ -23,7 +23,7 @@ from rankdump._analysis.reader.manifest_columns import (
     make_iteration_table,
     read_manifest_columns,
 )
-from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._analysis.reader.manifests import list_tree_manifests
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_columns import (
     make_columns_of_manifests,
@@ -41,7 +41,7 @@ from rankdump._analysis.table.table_files import (
 )
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.pandas_blocker import leave_pandas_out
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, ROOT_FORMS, find_folder
+from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
 from rankdump.errors import CorruptedError, ExhaustedError
 
 _RECORD_BYTES = 280
@@ -125,12 +125,10 @@ def index_tree(
 
 def find_windows(root: Path) -> list[IndexWindow]:
     """Return the smallest parts of a tree that can be indexed, by iteration and rank."""
-    problems: list[str] = []
     manifests = [
-        (file.iteration if file.iteration is not None else -1, int(name[2]), file.path)
-        for rank in list_rank_folders(root)
-        if (name := RANK_FOLDER_PATTERN.fullmatch(rank)) is not None
-        for file in list_manifest_files(root, rank, problems)
+        (file.iteration if file.iteration is not None else -1, file.rank, file.path)
+        for file in list_tree_manifests(root)
+        if file.rank is not None
     ]
     if manifests:
         sources = (_make_source(root, path) for *_, path in sorted(manifests))

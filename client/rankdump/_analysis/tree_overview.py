@@ -98,7 +98,6 @@ class TreeOverview:
     hints: tuple[TimeoutHint, ...]
     card_differences: tuple[str, ...]
     card_remarks: tuple[str, ...]
-    has_order: bool
 
 
 def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> TreeOverview:
@@ -142,7 +141,6 @@ def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> T
         hints=_catch(lambda: read_hints(root, job_id), [], ()),
         card_differences=differences,
         card_remarks=(*remarks, *bound),
-        has_order=order is not None,
     )
 
 

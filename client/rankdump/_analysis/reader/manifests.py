@@ -36,7 +36,7 @@ from rankdump._core.tree_session import (
     TreeSession,
     parse_tree_session,
 )
-from rankdump._layout.dump_folders import DumpFolder, find_folder
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, DumpFolder, find_folder
 from rankdump._layout.file_name import NUMBER_PATTERN
 from rankdump._layout.tree_layouts import parse_folder_owner
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
@@ -146,6 +146,14 @@ class ManifestFileName(NamedTuple):
     """None where the name does not have it."""
     session: tuple[str, str]
     """Folder of the rank, and the session in the name; without one, the whole name."""
+    rank: int | None = None
+    """By the folder; None where its name is not that of a rank's."""
+
+
+def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
+    """Yield the manifests of all ranks that can be listed, those of each sorted by iteration."""
+    for folder in list_rank_folders(root):
+        yield from list_manifest_files(root, folder, [])
 
 
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
@@ -159,10 +167,12 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
     except OSError as error:
         problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
+    of_rank = RANK_FOLDER_PATTERN.fullmatch(rank)
+    number = int(of_rank[2]) if of_rank else None
     found = [
-        ManifestFileName(folder / name, int(parts[1]), (rank, parts[2]))
+        ManifestFileName(folder / name, int(parts[1]), (rank, parts[2]), number)
         if (parts := _MANIFEST_NAME.fullmatch(name))
-        else ManifestFileName(folder / name, None, (rank, name))
+        else ManifestFileName(folder / name, None, (rank, name), number)
         for name in names
         if name.endswith(".json") and not name.startswith(".")
     ]
@@ -281,9 +291,8 @@ def find_other_sessions(
 def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
     """Return of each session the status in its first readable manifest: its job and attempt."""
     files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
-    for rank in list_rank_folders(root):
-        for file in list_manifest_files(root, rank, []):
-            files[file.session].append(file)
+    for file in list_tree_manifests(root):
+        files[file.session].append(file)
     return {
         session: manifest.status
         for session, own in files.items()

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.reader.foreign_dumps import check_foreign_request, read_foreign_tree
-from rankdump._analysis.reader.indexed_manifests import PlacedManifest, find_indexed_manifests
+from rankdump._analysis.reader.indexed_manifests import find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
     TreeManifests,
@@ -170,15 +170,14 @@ class _TreeReader:
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
         }
-        selected = [] if balances_only else [*self._list_selected_manifests()]
-        self._indexed = find_indexed_manifests(places.root, selected)
-
-    def _list_selected_manifests(self) -> Iterator[PlacedManifest]:
-        for name, files in self._files.items():
-            rank = self._places.folders[name].rank
-            for file in files:
-                if file.iteration is None or self._places.selects_iteration(rank, file.iteration):
-                    yield PlacedManifest(rank, file.iteration, file.path)
+        selected = (
+            file
+            for name, files in self._files.items()
+            for file in files
+            if file.iteration is None
+            or places.selects_iteration(folders[name].rank, file.iteration)
+        )
+        self._indexed = find_indexed_manifests(places.root, [] if balances_only else [*selected])
 
     def list_ranks(self) -> tuple[int, ...]:
         """Return the ranks that have a folder; without any, the numbers of devices."""
