@@ -31,6 +31,7 @@ from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
 from rankdump._analysis.reader.tree import Entry, Figures, Tree, execution_order_of
+from rankdump._analysis.table.table_files import take_in_order
 from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
@@ -103,9 +104,7 @@ def _assemble_manifest_rows(
     slots: npt.NDArray[np.int64],
     order: npt.NDArray[np.int64],
 ) -> pa.Table:
-    # Most manifests are in this order already, and a copy of all columns takes as long as reading.
-    is_sorted = bool((order[1:] > order[:-1]).all())
-    records = read.records if is_sorted else read.records.take(pa.array(order))
+    records = take_in_order(read.records, order)
     manifest_of = read.manifest_of[order]
     statuses = [each.status for each in read.manifests]
     constant = find_constants(records)
