@@ -14,7 +14,7 @@ from pathlib import Path
 from rankdump._analysis.reader import debug_log_tree, flight_dumps, msprobe_tree
 from rankdump._analysis.reader.call_order import MergedCalls, RankCall, merge_iterations
 from rankdump._analysis.reader.file_errors import named_errors
-from rankdump._analysis.reader.foreign_tensors import make_rows
+from rankdump._analysis.reader.foreign_files import make_rows
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Figures, Table, Tree
 from rankdump._core.events import EventKind

@@ -161,15 +161,7 @@ def _format_again(data: bytes) -> bytes:
         record._replace(**{name: _make_text(getattr(record, name)) for name in _NAMES})
         for record in manifest.records
     )
-    return Manifest(
-        manifest.status,
-        manifest.world_size,
-        manifest.device,
-        manifest.host,
-        records,
-        manifest.session,
-        manifest.fingerprints,
-    ).to_json()
+    return replace(manifest, records=records, card=None).to_json()
 
 
 _NAMES = ("path", "op_type", "op_name", "argument")
@@ -193,16 +185,16 @@ def _parse_records(
     kept: list[_ManifestFile] = []
     for each in files:
         status = each.manifest.status
-        where = f"the manifest of rank {status.rank}, iteration {status.iteration}"
-        for data in (each, None):
+        try:
             try:
-                whole = data if data is not None else _repair(each)
-                tables.append(_parse_lines([whole]))
-                kept.append(whole)
-                break
-            except (pa.ArrowException, CorruptedError) as error:
-                if data is None:
-                    problems.append(f"{where}: {error}")
+                tables.append(_parse_lines([each]))
+            except pa.ArrowException:
+                each = _repair(each)
+                tables.append(_parse_lines([each]))
+            kept.append(each)
+        except (pa.ArrowException, CorruptedError) as error:
+            where = f"the manifest of rank {status.rank}, iteration {status.iteration}"
+            problems.append(f"{where}: {error}")
     if not tables:
         return _RECORD_SCHEMA.empty_table(), []
     return pa.concat_tables(tables), kept

@@ -14,8 +14,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from rankdump._analysis.reader.file_errors import named_errors, noted_errors
-from rankdump._analysis.reader.foreign_files import read_start
-from rankdump._analysis.reader.foreign_tensors import make_entries
+from rankdump._analysis.reader.foreign_files import make_entries, read_start
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._layout.foreign_calls import CallPlace, ForeignCall

@@ -1,5 +1,6 @@
-"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, and descriptions of tensors
-in the headers of bin files. Never unpickles, and never trusts a size that it has not checked.
+"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, of one file or of many, and
+descriptions of tensors in the headers of bin files. Never unpickles, and never trusts a size that
+it has not checked.
 
 Blocks are read into memory that is reused: allocating, clearing and filling memory of the size of
 the tensor takes longer than copying the file. A listing reads only the header of a bin file.
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,7 +26,7 @@ from rankdump._analysis.reader.baseline_files import check_content, find_tensor_
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._binfile.header_parts import OpInput, OpOutput
-from rankdump._codec.file_codec import select_codec
+from rankdump._codec.file_codec import select_codec, unpack_stream
 from rankdump._core import npy_format
 from rankdump._core.cann_types import name_element_type, split_format_word
 from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
@@ -380,3 +382,51 @@ def _find_archived(entry: Entry, descriptor: int) -> FileElements | None:
         return None
     dtype = np.dtype(ELEMENT_TYPES[tensor.dtype].descr)
     return FileElements(entry, dtype, tensor.shape, descriptor, position)
+
+
+_PACKED_SUFFIX = ".npy.zst"
+_SMALL_BYTES = 512 << 10
+"""Opening files takes longer than loading as much."""
+_MAX_OPEN_FILES = 256
+"""More files than that are opened for each block: a process may hold 1024."""
+
+
+@contextmanager
+def opened_parts(
+    entries: Sequence[Entry], *, budget_bytes: int
+) -> Generator[list[Opened], None, None]:
+    """Open the elements of tensors; packed ones are arrays if all need no more than the budget, and
+    are unpacked to temporary files else.
+
+    Raises the errors of `load`.
+    """
+    size = sum(max(entry.bytes_in or 0, entry.stored_bytes) for entry in entries)
+    with ExitStack() as files:
+        if size <= _SMALL_BYTES:
+            yield [load(entry) for entry in entries]
+            return
+        is_held, is_loaded = len(entries) <= _MAX_OPEN_FILES, size <= budget_bytes
+        yield [_open_part(entry, files, is_held=is_held, is_loaded=is_loaded) for entry in entries]
+
+
+def _open_part(entry: Entry, files: ExitStack, *, is_held: bool, is_loaded: bool) -> Opened:
+    if not entry.member and entry.relative.endswith(_PACKED_SUFFIX):
+        found = None if is_loaded else _unpack(entry, files)
+        return load(entry) if found is None else found
+    if is_held:
+        return files.enter_context(opened(entry))
+    with opened(entry) as found:
+        return replace(found, descriptor=CLOSED_FILE) if isinstance(found, FileElements) else found
+
+
+def _unpack(entry: Entry, files: ExitStack) -> FileElements | None:
+    """Return the elements of a packed file in a temporary one; None where `load` has to read it."""
+    try:
+        unpacked = tempfile.TemporaryFile(prefix="rankdump-")  # noqa: SIM115 - lasts as `files`
+        files.callback(unpacked.close)
+        with entry.path.open("rb") as packed:
+            unpack_stream(packed, unpacked.write, limit_bytes=limit_file_bytes(entry))
+        unpacked.flush()
+    except (OSError, CorruptedError):
+        return None
+    return find_file_elements(entry, unpacked.fileno())
