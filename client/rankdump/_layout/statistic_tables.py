@@ -125,23 +125,15 @@ def iter_statistics_only_lines(
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _format_kind(kind: TensorKind, profile: Profile) -> tuple[str, str]:
-    return (
-        _format_operator(kind.op_type, kind.op_name, profile),
-        _format_tensor(kind.side.value, kind.slot, kind.byte_count, kind.dtype, kind.shape),
-    )
+    extents = ",".join(map(str, kind.shape))
+    tensor = f'{kind.side.value},{kind.slot},{kind.byte_count},{kind.dtype},"({extents})"'
+    return _format_operator(kind.op_type, kind.op_name, profile), tensor
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _format_operator(op_type: str, op_name: str, profile: Profile) -> str:
     spelled = clean_table_field(spell_operator(op_type, op_name, profile))
     return f"{clean_table_field(sanitize_name(op_type))},{spelled}"
-
-
-def _format_tensor(
-    side: str, slot: int, byte_count: int, dtype: str, shape: tuple[int, ...]
-) -> str:
-    extents = ",".join(map(str, shape))
-    return f'{side},{slot},{byte_count},{dtype},"({extents})"'
 
 
 def parse_statistic_table(

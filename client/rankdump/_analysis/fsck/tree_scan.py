@@ -152,11 +152,11 @@ def _tree_item(
 def _read_folder_names(
     root: Path, where: str, folder: DumpFolder | None, listed: list[os.DirEntry[str]]
 ) -> LongFileNames:
-    held = folder is not None and folder.names is not NameScheme.NONE
     mapping = next((item for item in listed if item.name == MAPPING_FILE), None)
-    if not held or mapping is None or not mapping.is_file(follow_symlinks=False):
+    if folder is None or folder.names is NameScheme.NONE or mapping is None:
         return LongFileNames()
-    return read_long_names(root / where / MAPPING_FILE)
+    is_file = mapping.is_file(follow_symlinks=False)
+    return read_long_names(root / where / MAPPING_FILE) if is_file else LongFileNames()
 
 
 def plan_file_checks(
@@ -177,8 +177,11 @@ def plan_file_checks(
         elif file.is_regular:
             job = _plan_file_check(path, file, holders)
             # The header of a bin file has the name of the operator; an npy file has no name.
-            named_in = NPY_FILE_NAME.fullmatch(path) is None
-            due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
+            is_named = NPY_FILE_NAME.fullmatch(path) is None
+            due = tuple(
+                (each.dtype, each.shape, each.digest, is_named and (each.member, each.op_name))
+                for each in job.records
+            )
             same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
             if known is not None:
@@ -195,11 +198,6 @@ def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
     stored = sum(record.bytes_stored for record in records)
     return FileCheck((path,), records, stored, file.size_bytes, ours)
-
-
-def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
-    of = (record.member, record.op_name) if named_in else ()
-    return record.dtype, record.shape, record.digest, of
 
 
 def check_unlisted_files(

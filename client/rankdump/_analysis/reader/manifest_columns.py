@@ -116,7 +116,8 @@ def read_manifest_columns(
     records, files = _parse_records(files, problems)
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
-    records = _spell_layouts(records, files, manifest_of)
+    layouts = _take_texts(records.column("layout"), [each.layouts for each in files], manifest_of)
+    records = records.set_column(records.schema.get_field_index("layout"), "layout", layouts)
     records = _join_baseline_paths(records, files, manifest_of)
     records = _add_sides(access, records)
     read = [each.path for each in files]
@@ -251,14 +252,6 @@ def _take_texts(
     known = pc.add(numbers.cast(pa.int64()), pa.array(starts[manifest_of]))
     is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
     return pc.take(pa.array(texts, pa.string()), pc.if_else(is_known, known, None))
-
-
-def _spell_layouts(
-    records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
-) -> pa.Table:
-    """Replace the numbers of layouts by their texts."""
-    texts = _take_texts(records.column("layout"), [each.layouts for each in files], manifest_of)
-    return records.set_column(records.schema.get_field_index("layout"), "layout", texts)
 
 
 def _join_baseline_paths(

@@ -76,8 +76,8 @@ class TreeManifests:
             if path:
                 self._files[path][record.member] = status, record
                 parents.add(path.rpartition("/")[0])
-        for parent in parents:
-            self._bases[_base_of(parent)].add(status.rank)
+        for folder in map(find_folder, parents):
+            self._bases[folder.base if folder is not None else ""].add(status.rank)
 
     def records_of(self, path: str) -> dict[str, StatusAndRecord]:
         """Return the records of a file by member; for a file of one tensor, by an empty name."""
@@ -113,7 +113,8 @@ class TreeManifests:
     def add_constants_of(self, other: TreeManifests) -> None:
         """Add the unclaimed records of constants, which any iteration's manifest may have."""
         for path in other.unclaimed_paths:
-            if _is_constant(path):
+            folder = find_folder(path.rpartition("/")[0])
+            if folder is not None and folder.constant:
                 other._asked.add(path)
                 self._files[path] |= other._files[path]
 
@@ -229,16 +230,6 @@ def _read_head(path: Path) -> Manifest | None:
     finally:
         os.close(descriptor)
     return Manifest.parse_head(start[: start.find(b"\n") + 1])
-
-
-def _base_of(parent: str) -> str:
-    folder = find_folder(parent)
-    return folder.base if folder is not None else ""
-
-
-def _is_constant(path: str) -> bool:
-    folder = find_folder(path.rpartition("/")[0])
-    return folder is not None and folder.constant
 
 
 def read_retired_iterations(

@@ -302,14 +302,14 @@ def _list_tables(access: TreeAccess, folder: str) -> tuple[str, ...]:
 
 
 def _select_tables(listing: dict[str, bool]) -> tuple[str, ...]:
-    return tuple(
-        sorted(n for n, is_folder in listing.items() if not is_folder and _may_be_table(n))
-    )
-
-
-def _may_be_table(name: str) -> bool:
     # CANN's number for a long name has no suffix.
-    return (".csv" in name and name != MAPPING_FILE) or name.isdecimal()
+    return tuple(
+        sorted(
+            name
+            for name, is_folder in listing.items()
+            if not is_folder and (name.isdecimal() or (".csv" in name and name != MAPPING_FILE))
+        )
+    )
 
 
 class _DeviceFolders:

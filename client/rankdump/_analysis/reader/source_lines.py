@@ -263,16 +263,13 @@ class Search:
         self.problems.clear()
         found: list[tuple[GraphFile, IrOperator, Frame]] = []
         for file in graphs:
-            for operator in self._operators(file):
-                self.files.update(frame.file for frame in operator.frames)
-                frame = _innermost_frame(operator.frames, asked)
-                if frame is not None:
-                    found.append((file, operator, frame))
+            with noted_errors(self.problems):
+                for operator in read_operators(file):
+                    self.files.update(frame.file for frame in operator.frames)
+                    frame = _innermost_frame(operator.frames, asked)
+                    if frame is not None:
+                        found.append((file, operator, frame))
         return found
-
-    def _operators(self, file: GraphFile) -> Iterator[IrOperator]:
-        with noted_errors(self.problems):
-            yield from read_operators(file)
 
 
 class OperatorNames:

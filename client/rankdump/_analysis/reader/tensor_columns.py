@@ -119,7 +119,7 @@ def _assemble_manifest_rows(
         ),
         "position": pa.array(np.arange(len(order)) - np.searchsorted(parts, parts)),
         "name": records.column("op_name"),
-        "side": _spell_sides(sides[order]),
+        "side": pa.array(SIDES).take(pa.array(sides[order], mask=sides[order] == UNKNOWN_SIDE)),
         "slot": pa.array(np.minimum(slots[order], _INT32_MAX), mask=sides[order] == UNKNOWN_SIDE),
         "bytes": records.column("bytes_in"),
         "stored_bytes": records.column("bytes_stored"),
@@ -140,10 +140,6 @@ def _assemble_manifest_rows(
 
 def _spread(values: Sequence[Any], places: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(values).take(pa.array(places))
-
-
-def _spell_sides(sides: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(SIDES).take(pa.array(sides, mask=sides == UNKNOWN_SIDE))
 
 
 def _make_table(columns: dict[str, Any], count: int) -> pa.Table:

@@ -300,7 +300,10 @@ def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> l
     """Return the tables in an index, and remove them from it."""
     known = TreeManifests() if known is None else known
     found = [_table_at(places.root, *each, known) for each in places.tables]
-    found += [_info_table_at(places.root, *each) for each in places.info_files]
+    found += [
+        Table(places.root, path, folder.rank, "", 0, 0, dated=False, info=True)
+        for folder, path in places.info_files
+    ]
     places.tables, places.info_files = [], []
     return found
 
@@ -322,10 +325,6 @@ def _table_at(
         dated=iteration is not None or folder.constant,
         operator=operator,
     )
-
-
-def _info_table_at(root: Path, folder: DumpFolder, relative: str) -> Table:
-    return Table(root, relative, folder.rank, "", 0, 0, dated=False, info=True)
 
 
 def _table_sort_key(table: Table) -> tuple[int, bool, int, int, str]:
