@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rankdump._analysis.reader.job_sentences import format_dropped
 from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
@@ -299,7 +300,6 @@ def iter_rank_lines(report: FaultReport, hint: str = "") -> Iterator[str]:
             stacks = f" ({format_count(count, 'stack')}{hint})" if count else ""
             yield f"rank {end.rank} had not ended iteration {end.iteration}{stacks}"
     yield from map(describe_absence, report.absent)
-    counts = ((report.dropped_steps, "step"), (report.dropped_tensors, "full tensor"))
-    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
+    dropped = format_dropped(report.dropped_steps, report.dropped_tensors)
     if dropped:
-        yield f"{' and '.join(dropped)} had been dropped because the agent's memory was short"
+        yield f"{dropped} had been dropped because the agent's memory was short"

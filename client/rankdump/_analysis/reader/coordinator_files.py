@@ -257,11 +257,6 @@ class LineSpan(NamedTuple):
     end: int
 
 
-class _PositionRange(NamedTuple):
-    first: int
-    last: int
-
-
 def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[LineSpan] | None:
     """Return where the lines of iterations are in an order file, in the order of the file.
 
@@ -287,7 +282,8 @@ def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[Lin
     return sorted(found)
 
 
-def _read_positions(path: Path) -> _PositionRange | None:
+def _read_positions(path: Path) -> tuple[int, int] | None:
+    """Return the first and the last position in the table of an iteration."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -303,15 +299,15 @@ def _read_positions(path: Path) -> _PositionRange | None:
     known = [each.statistics for each in groups if each.statistics is not None]
     if not known or len(known) < len(groups):
         return None
-    return _PositionRange(min(each.min for each in known), max(each.max for each in known))
+    return min(each.min for each in known), max(each.max for each in known)
 
 
-def _find_span(file: BinaryIO, iteration: int, positions: _PositionRange) -> LineSpan | None:
+def _find_span(file: BinaryIO, iteration: int, positions: tuple[int, int]) -> LineSpan | None:
     """Return the lines of an iteration; None where the positions are not those of its lines."""
     start, last = (_find_line(file, position) for position in positions)
-    for place, position in ((start, positions.first), (last, positions.last)):
-        if _read_numbers(file, place) != (position, iteration):
-            return None
+    found = [_read_numbers(file, place) for place in (start, last)]
+    if found != [(position, iteration) for position in positions]:
+        return None
     return LineSpan(start, last + len(_read_line(file, last)))
 
 

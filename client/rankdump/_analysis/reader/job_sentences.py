@@ -95,22 +95,26 @@ def format_findings(
 
 def format_freezes(view: StatusView) -> list[str]:
     """Return a line for each freeze of a black box."""
+    freezes = view.black_box.freezes
+    several = len({each.job_id for each in freezes}) > 1
     return [
         f"frozen at iteration {each.iteration}{f' of job {each.job_id}' if several else ''}: "
         f"{each.text}; {f'rankdump faults {each.root}' if each.root else 'its tree is not written'}"
-        for several in [len({each.job_id for each in view.black_box.freezes}) > 1]
-        for each in view.black_box.freezes
+        for each in freezes
     ]
 
 
 def _format_black_box(black_box: BlackBoxStatus) -> str:
     held = format_count(black_box.steps, "step")
     text = f"black box: {held} of ranks, {format_bytes(black_box.step_bytes)}"
-    counts = ((black_box.dropped_steps, "step"), (black_box.dropped_tensors, "full tensor"))
-    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
-    if not dropped:
-        return text
-    return f"{text}; {' and '.join(dropped)} dropped because memory was short"
+    dropped = format_dropped(black_box.dropped_steps, black_box.dropped_tensors)
+    return f"{text}; {dropped} dropped because memory was short" if dropped else text
+
+
+def format_dropped(steps: int, tensors: int) -> str:
+    """Return what a black box has dropped; empty for nothing."""
+    counts = ((steps, "older step"), (tensors, "older full tensor"))
+    return " and ".join(format_count(count, what) for count, what in counts if count)
 
 
 def format_resource_usage(view: StatusView) -> list[str]:
