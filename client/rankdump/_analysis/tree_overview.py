@@ -210,9 +210,7 @@ def make_verdict(
     """
     fault = overview.fault
     if overview.problems:
-        more = len(overview.problems) - 1
-        others = f" (and {format_count(more, 'more problem')})" if more else ""
-        return OverviewVerdict(OverviewLevel.FAULT, f"{overview.problems[0]}{others}")
+        return OverviewVerdict(OverviewLevel.FAULT, _name_first(overview.problems, "problem"))
     if fault is not None and fault.first_bad_value is not None:
         found = fault.first_bad_value
         text = describe_bad_value(found, format_scope_name(found.tensor.op_name))
@@ -224,9 +222,7 @@ def make_verdict(
             OverviewLevel.FAULT, f"frozen at iteration {fault.iteration}: {fault.cause.text}"
         )
     if overview.findings:
-        more = len(overview.findings) - 1
-        others = f" (and {format_count(more, 'more finding')})" if more else ""
-        text = f"{overview.findings[0].text}{others}"
+        text = _name_first([each.text for each in overview.findings], "finding")
         return OverviewVerdict(OverviewLevel.WARNING, text)
     urgent = [hint for hint in overview.hints if hint.level is not HintLevel.OK]
     if urgent:
@@ -238,6 +234,11 @@ def make_verdict(
         return OverviewVerdict(OverviewLevel.WARNING, text)
     level = OverviewLevel.GOOD if measured else OverviewLevel.UNKNOWN
     return OverviewVerdict(level, _describe_complete(overview, measured))
+
+
+def _name_first(texts: Sequence[str], noun: str) -> str:
+    more = len(texts) - 1
+    return f"{texts[0]} (and {format_count(more, f'more {noun}')})" if more else texts[0]
 
 
 def _describe_bad_tensor(bad: BadTensor) -> str:

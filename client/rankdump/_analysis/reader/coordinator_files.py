@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_order
 from rankdump._core.events import Finding
 from rankdump._core.execution_order import (
@@ -225,16 +226,13 @@ def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
     CorruptedError when the file is missing or invalid, or the job is not in it.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
-    try:
-        hints = parse_hints(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CorruptedError(
-            f"{path}: the file does not exist: no hints have been written"
-        ) from None
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, CorruptedError) as error:
-        raise CorruptedError(f"{path}: {error}") from None
+    with named_errors(path):
+        try:
+            hints = parse_hints(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CorruptedError("the file does not exist: no hints have been written") from None
+        except UnicodeDecodeError as error:
+            raise CorruptedError(str(error)) from None
     jobs = list(dict.fromkeys(hint.job_id for hint in hints))
     if job_id and job_id not in jobs:
         raise CorruptedError(

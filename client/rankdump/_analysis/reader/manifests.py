@@ -159,15 +159,14 @@ def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
 
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
     """Return the manifests in the folder of a rank, sorted by iteration."""
-    folder = root / rank / MANIFEST_FOLDER
-    try:
-        with os.scandir(folder) as items:
-            names = [item.name for item in items]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problems.append(f"{folder}: cannot be read: {error.strerror}")
-        return []
+    folder, names = root / rank / MANIFEST_FOLDER, list[str]()
+    with (
+        noted_errors(problems),
+        named_errors(folder),
+        suppress(FileNotFoundError),
+        os.scandir(folder) as items,
+    ):
+        names = [item.name for item in items]
     of_rank = RANK_FOLDER_PATTERN.fullmatch(rank)
     number = int(of_rank[2]) if of_rank else None
     found = [

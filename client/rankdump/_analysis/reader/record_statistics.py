@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankdump._analysis.reader.file_errors import noted_errors
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.manifest_columns import (
     ManifestColumns,
     find_constants,
@@ -399,14 +399,11 @@ def _read_info_statistics(
         records = _RecordLines(read, numbers, _read_others(access, folder, read, numbers))
         for name in names:
             path = f"{access.root}/{folder}/{name}"
-            try:
-                with access.open(folder, name) as file:
-                    for block in read_blocks_backward(file):
-                        records.add(block.lines, f"{path}, from byte {block.start}")
-                        if not records.is_waiting:
-                            break
-            except OSError as error:
-                problems.append(f"{path}: cannot be read: {error.strerror}")
+            with noted_errors(problems), named_errors(path), access.open(folder, name) as file:
+                for block in read_blocks_backward(file):
+                    records.add(block.lines, f"{path}, from byte {block.start}")
+                    if not records.is_waiting:
+                        break
         problems += records.problems[:1]
         yield from records.finish()
 

@@ -241,14 +241,13 @@ def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArr
     """Return the array of any npy file, packed or not, or of a pt file of one tensor."""
     if path.name.endswith(TORCH_SUFFIX):
         return _load_archived(path, "", limit_bytes)
-    try:
-        data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
-        return read_npy_array(memoryview(data))
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except (CorruptedError, TypeError, ValueError) as error:
-        # numpy raises TypeError for a type string that is only formally valid, such as `<f3`.
-        raise CorruptedError(f"{path}: {error}") from None
+    with named_errors(path):
+        try:
+            data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
+            return read_npy_array(memoryview(data))
+        except (TypeError, ValueError) as error:
+            # numpy raises TypeError for a type string that is only formally valid, such as `<f3`.
+            raise CorruptedError(str(error)) from None
 
 
 def _read_file(path: Path) -> memoryview:

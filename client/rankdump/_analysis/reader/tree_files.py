@@ -334,12 +334,9 @@ class FolderIndex:
     def _listing(self, where: str) -> list[_FolderItem]:
         """Return the items of a folder without hidden names; adds a problem if it is unreadable."""
         folder = f"{self.root}/{where}" if where else str(self.root)
-        try:
-            with _scan_folder(folder) as items:
-                found = [self._inspect(item) for item in items if item.name[0] != "."]
-        except OSError as error:
-            self.problems.append(f"{folder}: cannot be read: {error.strerror}")
-            return []
+        found: list[_FolderItem] = []
+        with noted_errors(self.problems), named_errors(folder), _scan_folder(folder) as items:
+            found = [self._inspect(item) for item in items if item.name[0] != "."]
         return sorted(found)
 
     def _inspect(self, item: os.DirEntry[str]) -> _FolderItem:
