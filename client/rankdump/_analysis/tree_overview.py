@@ -127,11 +127,12 @@ def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> T
     )
     differences, remarks = _compare_cards(cards)
     sentences = () if tree.tool else format_status_sentences(view)
+    tallies = tally_ranks(view)
     return TreeOverview(
-        jobs=tuple(dict.fromkeys(tally.job_id for tally in tally_ranks(view) if tally.job_id)),
+        jobs=tuple(dict.fromkeys(tally.job_id for tally in tallies if tally.job_id)),
         ranks=tuple(tree.ranks),
         iterations=_list_iterations(tree, view),
-        tallies=tally_ranks(view),
+        tallies=tallies,
         totals=sum_iterations(view.iterations),
         problems=tuple(dict.fromkeys(problems)),
         missing=tuple(each for each in sentences if each not in problems),

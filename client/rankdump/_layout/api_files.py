@@ -39,6 +39,7 @@ from rankdump._layout.api_tree import (
     ApiFileNames,
     ApiPlace,
     parse_call_name,
+    parse_direction,
 )
 from rankdump._layout.profile import format_type_label
 from rankdump.errors import CorruptedError
@@ -244,8 +245,8 @@ def parse_stack_key(key: str) -> str:
     for kind, opens in _KEY_PREFIXES.items():
         found = _CALL_KEY.fullmatch(key.removeprefix(opens)) if key.startswith(opens) else None
         if found is not None:
-            number, backward = int(found["number"]), found["direction"] == "backward"
-            return ApiCall(kind, found["api"], number, "backward" if backward else "forward").name
+            direction = parse_direction(found["direction"])
+            return ApiCall(kind, found["api"], int(found["number"]), direction).name
     return ""
 
 

@@ -106,10 +106,10 @@ def parse_call_name(name: str) -> ApiCall | None:
     found = _CALL_NAME.fullmatch(name)
     if found is not None:
         number = int(found["number"])
-        return ApiCall(found["kind"], found["api"], number, _parse_direction(found["direction"]))
+        return ApiCall(found["kind"], found["api"], number, parse_direction(found["direction"]))
     found = _LAYER_NAME.fullmatch(name)
     if found is not None:
-        return ApiCall(LAYER_KIND, found["api"], 0, _parse_direction(found["direction"]))
+        return ApiCall(LAYER_KIND, found["api"], 0, parse_direction(found["direction"]))
     return None
 
 
@@ -141,7 +141,8 @@ def parse_tensor_name(name: str) -> tuple[ApiCall, ApiPlace] | None:
     return call, ApiPlace(TensorSide(found["side"]), found["path"] or "")
 
 
-def _parse_direction(text: str) -> CallDirection:
+def parse_direction(text: str) -> CallDirection:
+    """Return the direction in a name."""
     return "backward" if text == "backward" else "forward"
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 from rankdump._layout.api_files import parse_dtype_name, parse_source_line
-from rankdump._layout.api_tree import CALL_KINDS, ApiCall, ApiPlace
+from rankdump._layout.api_tree import CALL_KINDS, ApiCall, ApiPlace, parse_direction
 from rankdump._layout.foreign_calls import (
     CRC_KIND,
     MAX_JSON_DEPTH,
@@ -133,8 +133,7 @@ def _parse_name(name: str) -> _CallName:
     if found is None:
         return _CallName(name.partition(".")[0], name)
     kind, api = found["kind"], found["api"].replace(".", "_")
-    direction = "backward" if found["direction"] == "backward" else "forward"
-    call = ApiCall(kind, api, int(found["number"]), direction)
+    call = ApiCall(kind, api, int(found["number"]), parse_direction(found["direction"]))
     return _CallName(call.op_type, call.name, is_api=kind in CALL_KINDS)
 
 

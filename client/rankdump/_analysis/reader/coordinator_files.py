@@ -85,19 +85,25 @@ class PublishedOrder:
                 and attempt in (None, entry.attempt)
                 and (iterations is None or entry.iteration in iterations)
             )
-        names = {path: _parse_name(path) for path in self.paths}
-        paths = (
-            path
-            for path, name in names.items()
-            if graph in (None, name.graph) and attempt in (None, name.attempt)
-        )
-        parts = [_read_entries(path, iterations) for path in paths]
+        parts = [
+            _read_entries(path, iterations)
+            for path, name in list_order_files(self, attempt)
+            if graph in (None, name.graph)
+        ]
         return heapq.merge(*parts, key=lambda entry: entry.position)
 
     def read_last_entries(self, attempt: int | None = None) -> list[OrderEntry]:
         """Return the last entry of each graph and attempt; reads only the ends of the files."""
-        paths = (path for path in self.paths if attempt in (None, _parse_name(path).attempt))
-        return [entry for entry in map(_read_last_entry, paths) if entry is not None]
+        found = (_read_last_entry(path) for path, _ in list_order_files(self, attempt))
+        return [entry for entry in found if entry is not None]
+
+
+def list_order_files(
+    order: PublishedOrder, attempt: int | None = None
+) -> list[tuple[Path, OrderFileName]]:
+    """Return the files of an order, or of an attempt in it, with what their names say."""
+    named = ((path, _parse_name(path)) for path in order.paths)
+    return [(path, name) for path, name in named if attempt in (None, name.attempt)]
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:

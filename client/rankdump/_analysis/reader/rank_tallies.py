@@ -89,10 +89,7 @@ class RankTally:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Tensors lost, by reason."""
-        total: Counter[str] = Counter()
-        for iteration in self.iterations:
-            total.update(iteration.dropped)
-        return total
+        return _sum_counts(iteration.dropped for iteration in self.iterations)
 
     @property
     def same_as_baseline(self) -> int:
@@ -102,10 +99,14 @@ class RankTally:
     @property
     def degraded_by(self) -> Mapping[str, int]:
         """Tensors of which less than the plan selects was kept, by reason."""
-        total: Counter[str] = Counter()
-        for iteration in self.iterations:
-            total.update(iteration.degraded_by)
-        return total
+        return _sum_counts(iteration.degraded_by for iteration in self.iterations)
+
+
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
             by_text.setdefault(text, []).append(tally.rank)
     own = [f"{name_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
     others = merge_rank_sentences(finding for finding in view.findings if finding not in own)
-    return (*_explain_empty_view(view), *own, *_format_waits(view), *others)
+    return (*_explain_empty_view(view), *own, *_format_waits(view, tallies), *others)
 
 
 _RANK_SENTENCE = re.compile(r"rank (\d+)((?:: | ended | and )?.*)", re.DOTALL)
@@ -244,10 +245,10 @@ def merge_rank_sentences(sentences: Iterable[str]) -> list[str]:
     ]
 
 
-def _format_waits(view: StatusView) -> list[str]:
+def _format_waits(view: StatusView, tallies: Iterable[RankTally]) -> list[str]:
     """Return a sentence for each call that ranks wait in, with the ranks that have not arrived."""
     by_call: dict[tuple[object, ...], list[RankWait]] = {}
-    is_open = {tally.wait: tally.state == SessionState.OPEN.value for tally in tally_ranks(view)}
+    is_open = {tally.wait: tally.state == SessionState.OPEN.value for tally in tallies}
     for wait in view.waits:
         if is_open.get(wait) and wait.waited_us >= MIN_SHOWN_WAIT_US:
             key = (wait.job_id, wait.iteration, wait.group, wait.sequence, wait.name, wait.absent)

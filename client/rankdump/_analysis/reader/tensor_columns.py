@@ -39,6 +39,8 @@ from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
+_SAME_COLUMNS = ("microbatch", "phase", "argument", "dtype", "digest", "path", "member")
+"""Columns that are fields of a record by the same name."""
 
 
 def make_columns_of_manifests(
@@ -244,19 +246,13 @@ def _make_row(tensor: Entry | Figures) -> dict[str, Any]:
         "argument": key.argument,
     }
     if record is not None:
+        row |= {name: getattr(record, name) for name in _SAME_COLUMNS}
         return row | {
-            "microbatch": record.microbatch,
-            "phase": record.phase,
-            "argument": record.argument,
-            "dtype": record.dtype,
             "shape": list(record.shape),
             "layout": str(record.layout or ""),
             "bytes": record.bytes_in,
             "stored_bytes": record.bytes_stored,
-            "digest": record.digest,
             "same_as": f"{record.baseline}/{record.same_as}" if record.same_as else None,
-            "path": record.path,
-            "member": record.member,
         }
     if isinstance(tensor, Figures):
         size = {"bytes": tensor.data_bytes, "stored_bytes": 0}
