@@ -80,10 +80,11 @@ class _DatedTable:
         self.iterations = [at] if table.dated or known.is_asked(table, at) else []
 
     def read_rows(self, iteration: int, keeps_name: NameFilter | None) -> Iterator[Figures]:
-        rows = (
-            read_foreign_rows(self._table) if self._table.form else self._read_own_rows(iteration)
-        )
-        return (row for row in rows if keeps_name is None or keeps_name(row.key.op_name))
+        is_foreign = bool(self._table.form)
+        rows = read_foreign_rows(self._table) if is_foreign else self._read_own_rows(iteration)
+        if keeps_name is None:
+            return rows
+        return (row for row in rows if keeps_name(row.key.op_name))
 
     def read_all_rows(self) -> Iterator[Figures]:
         for iteration in self.iterations:

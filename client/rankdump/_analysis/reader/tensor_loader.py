@@ -33,8 +33,7 @@ from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.npy_format import read_npy_form
 from rankdump._core.record import TensorSide
-from rankdump._layout.device_formats import convert_format
-from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._layout.device_formats import OriginalLayout, convert_format
 from rankdump._torchfile.tensor_archive import StoredTensor, TensorArchive, open_tensor_archive
 from rankdump.errors import CorruptedError, UnsupportedError
 
