@@ -290,8 +290,7 @@ class _StatisticForm:
         each = iter(lines)
         while batch := list(islice(each, _LINES_AT_A_TIME)):
             for row in self._parse(batch):
-                member = f"{row.side.value}.{row.slot}"
-                record = self._known.find_by_time(self._table, row.timestamp_us, member)
+                record = self._known.find_of_row(self._table, row)
                 yield make_statistics_row(row, self._table, iteration, record)
 
     def _parse(self, lines: Sequence[_NumberedLine]) -> list[StatisticCsvRow]:
@@ -380,8 +379,8 @@ class _InfoForm:
             # The last lines are those of the records: a killed process has written some before.
             number = len(records) - left[parsed.name]
             left[parsed.name] -= 1
-            record = records[number] if records and number >= 0 else None
-            if record is not None and not self._known.selects(record[0]):
+            status, record = records[number] if records and number >= 0 else (None, None)
+            if status is not None and not self._known.selects(status):
                 record = None
             noted = PlacedInfoLine(parsed, line.number, iteration)
             row = make_info_row(noted, self._table, record, self._given)

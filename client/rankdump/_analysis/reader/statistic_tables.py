@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.file_errors import named_errors
-from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._core.cann_types import normalize_element_name
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout import api_tree
@@ -103,7 +103,7 @@ def number_blocks(is_backward: Sequence[bool]) -> npt.NDArray[np.int64]:
 def make_info_row(
     noted: PlacedInfoLine,
     table: Table,
-    known_record: StatusAndRecord | None,
+    record: ManifestRecord | None,
     given: Collection[str],
 ) -> Figures | None:
     """Return the row of a line of an info file; None for one whose name is not a tensor's.
@@ -115,7 +115,6 @@ def make_info_row(
     if file is None:
         return None
     dtype = parse_dtype_name(line.dtype)
-    record = None if known_record is None else known_record[1]
     return Figures(
         key=TensorKey(
             rank=table.rank,
@@ -183,7 +182,7 @@ def make_statistics_row(
     row: StatisticCsvRow,
     table: Table,
     iteration: int,
-    known_record: StatusAndRecord | None,
+    record: ManifestRecord | None,
 ) -> Figures:
     """Return the row of a line of `statistic.csv`, or of the table of an operator."""
     stamp = row.timestamp_us
@@ -207,5 +206,5 @@ def make_statistics_row(
         data_bytes=row.data_bytes,
         values={spell_title(title): text for title, text in row.values},
         relative=table.relative,
-        record=known_record[1] if known_record is not None else None,
+        record=record,
     )

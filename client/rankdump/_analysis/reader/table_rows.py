@@ -107,8 +107,7 @@ class _DatedTable:
             if operator is None
             else parse_operator_table(whole, operator, file=file)
         ):
-            member = f"{row.side.value}.{row.slot}"
-            record = self._known.find_by_time(self._table, row.timestamp_us, member)
+            record = self._known.find_of_row(self._table, row)
             yield make_statistics_row(row, self._table, iteration, record)
         if torn:
             raise CorruptedError(f"{file}: its last line is incomplete: {torn[:60]!r}")
