@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._layout.device_formats import convert_format
-from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._layout.device_formats import OriginalLayout
 
 from .result import Result, median
 from .timing import seconds

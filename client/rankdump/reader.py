@@ -30,8 +30,7 @@ from rankdump._analysis.reader.tree_status import damaged, faults, findings, sta
 from rankdump._analysis.reader.tree_usage import disk_room, observe
 from rankdump._analysis.reader.tree_walk import collector_paused, locate, walk
 from rankdump._core.run_card import ModelSummary, RunCard
-from rankdump._layout.device_formats import ConvertedTensor, convert_format
-from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._layout.device_formats import ConvertedTensor, OriginalLayout, convert_format
 
 __all__ = [
     "ConvertedTensor",

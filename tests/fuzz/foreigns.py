@@ -9,8 +9,7 @@ from fuzz.input_pieces import chosen
 
 from rankdump._layout.debug_log import parse_debug_log, parse_debug_stacks
 from rankdump._layout.flight_record import parse_flight_dump
-from rankdump._layout.msprobe_arguments import parse_call_arguments
-from rankdump._layout.msprobe_dump import parse_dump_file, parse_stack_file
+from rankdump._layout.msprobe_dump import parse_call_arguments, parse_dump_file, parse_stack_file
 from rankdump._torchfile.pickle_values import read_pickle_values
 from rankdump._torchfile.tensor_archive import open_tensor_archive
 from rankdump.errors import CorruptedError

@@ -24,6 +24,7 @@ from rankdump._core.cann_types import DATA_TYPES
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import ContentSettings, DeliverySettings
 from rankdump._layout import statistic_tables
+from rankdump._layout.file_name import parse_file_name
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit import committer, iteration_end, post_commit
@@ -291,7 +292,9 @@ class TestOperatorTables:
         assert rank.push().send(*sent).finish() is grpc.StatusCode.OK
         file, table = sorted(tensors(rank.root), key=lambda path: path.suffix != ".zst")
         assert table.name == f"{file.name.removesuffix('.zst')}.csv"
-        (row,) = statistic_tables.parse_operator_table(table.read_text(), file="t")
+        operator = parse_file_name(table.name)
+        assert operator is not None
+        (row,) = statistic_tables.parse_operator_table(table.read_text(), operator, file="t")
         assert dict(row.values) == {"Count": "6", "Max Value": "1"}
 
     def test_unknown_ids_in_folder_tables_are_65535(self, make_agent, make_rank, frames):

@@ -5,7 +5,7 @@ each. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -108,15 +108,11 @@ def split_module_path(name: str) -> list[str]:
 def find_module(root: ModuleNode, path: str) -> ModuleNode | None:
     """Return the module with a path; None when there is none."""
     node = root
-    for part in _split_path(path):
+    for part in path.split("/") if path else ():
         if part not in node.children:
             return None
         node = node.children[part]
     return node
-
-
-def _split_path(path: str) -> Sequence[str]:
-    return path.split("/") if path else ()
 
 
 def _count(node: ModuleNode, tensor: OperatorTensor) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._binfile.bin_file import open_bin_file
 from rankdump._binfile.overflow_record import (
     UNKNOWN_FIELD,
@@ -86,51 +87,42 @@ def search_overflows(path: Path) -> OverflowSearch:
     """Return the records of a file, or of a folder and the folders below it."""
     found = OverflowSearch()
     if path.is_dir():
-        for folder in _walk_folders(path, found):
-            files = _list_dump_files(folder, found)
-            by_task = _index_by_task(files)
-            for name, on_disk in _select_overflow_files(files):
-                _read_records(folder / on_disk, name, by_task, found)
+        _search_folder(path, found, 0)
     else:
-        files = _list_dump_files(path.parent, found)
+        files, _ = _list_folder(path.parent, found)
         _read_records(path, parse_file_name(path.name), _index_by_task(files), found)
     return found
 
 
-def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
-    open_folders = [(root, 0)]
-    while open_folders:
-        folder, depth = open_folders.pop()
-        yield folder
-        try:
-            with os.scandir(folder) as listed:
-                names = sorted(e.name for e in listed if e.is_dir(follow_symlinks=False))
-        except OSError:
-            continue  # reported where its files are listed
-        if names and depth == MAX_FOLDER_DEPTH:
-            found.problems.append(
-                f"{folder}: more than {MAX_FOLDER_DEPTH} folders deep, not searched further"
-            )
-        else:
-            open_folders += [(folder / name, depth + 1) for name in reversed(names)]
+def _search_folder(folder: Path, found: OverflowSearch, depth: int) -> None:
+    files, folders = _list_folder(folder, found)
+    by_task = _index_by_task(files)
+    for name, on_disk in _select_overflow_files(files):
+        _read_records(folder / on_disk, name, by_task, found)
+    if folders and depth == MAX_FOLDER_DEPTH:
+        found.problems.append(
+            f"{folder}: more than {MAX_FOLDER_DEPTH} folders deep, not searched further"
+        )
+    else:
+        for name in folders:
+            _search_folder(folder / name, found, depth + 1)
 
 
-def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
-    """Return the dump files of a folder, sorted by name."""
-    try:
-        with os.scandir(folder) as listed:
-            names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
-            found.file_count += len(names)
-    except OSError as error:
-        found.problems.append(f"{folder}: cannot be read: {error.strerror}")
-        return []
+def _list_folder(folder: Path, found: OverflowSearch) -> tuple[list[_DumpFile], list[str]]:
+    """Return the dump files and the folders in a folder, both sorted by name."""
+    names, folders = list[str](), list[str]()
+    with noted_errors(found.problems), named_errors(folder), os.scandir(folder) as listed:
+        items = sorted(listed, key=lambda item: item.name)
+        names = [item.name for item in items if item.is_file(follow_symlinks=False)]
+        folders = [item.name for item in items if item.is_dir(follow_symlinks=False)]
+    found.file_count += len(names)
     try:
         long = _read_long_names(folder / MAPPING_FILE) if MAPPING_FILE in names else LongFileNames()
     except (OSError, CorruptedError) as error:
         found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
         long = LongFileNames()
     read = ((parse_file_name(long.get_full_name(name)), name) for name in names)
-    return [(name, on_disk) for name, on_disk in read if name is not None]
+    return [(name, on_disk) for name, on_disk in read if name is not None], folders
 
 
 def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:

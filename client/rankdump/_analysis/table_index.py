@@ -23,7 +23,7 @@ from rankdump._analysis.reader.manifest_columns import (
     make_iteration_table,
     read_manifest_columns,
 )
-from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._analysis.reader.manifests import list_tree_manifests
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_columns import (
     make_columns_of_manifests,
@@ -41,7 +41,7 @@ from rankdump._analysis.table.table_files import (
 )
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.pandas_blocker import leave_pandas_out
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, ROOT_FORMS, find_folder
+from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
 from rankdump.errors import CorruptedError, ExhaustedError
 
 _RECORD_BYTES = 280
@@ -125,12 +125,10 @@ def index_tree(
 
 def find_windows(root: Path) -> list[IndexWindow]:
     """Return the smallest parts of a tree that can be indexed, by iteration and rank."""
-    problems: list[str] = []
     manifests = [
-        (file.iteration if file.iteration is not None else -1, int(name[2]), file.path)
-        for rank in list_rank_folders(root)
-        if (name := RANK_FOLDER_PATTERN.fullmatch(rank)) is not None
-        for file in list_manifest_files(root, rank, problems)
+        (file.iteration if file.iteration is not None else -1, file.rank, file.path)
+        for file in list_tree_manifests(root)
+        if file.rank is not None
     ]
     if manifests:
         sources = (_make_source(root, path) for *_, path in sorted(manifests))
@@ -203,17 +201,22 @@ def _find_shared(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> 
 
 def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
     """Return windows of about WINDOW_ROWS rows; one that is walked stays by itself."""
-    joined = [window for window in windows if window.is_walked]
-    sources: list[TableSource] = []
-    size = 0
-    for window in windows:
-        if not window.is_walked:
-            sources += window.sources
-            size += sum(source.size for source in window.sources)
-            if size >= WINDOW_BYTES:
-                joined.append(IndexWindow(tuple(sources)))
-                sources, size = [], 0
-    return [*joined, IndexWindow(tuple(sources))] if sources else joined
+    walked = [window for window in windows if window.is_walked]
+    sources = [each for window in windows if not window.is_walked for each in window.sources]
+    return [*walked, *(IndexWindow(tuple(own)) for own in split_windows(sources))]
+
+
+def split_windows(sources: Iterable[TableSource]) -> list[list[TableSource]]:
+    """Return manifests in windows of about WINDOW_ROWS rows."""
+    windows: list[list[TableSource]] = []
+    size = WINDOW_BYTES
+    for source in sources:
+        if size >= WINDOW_BYTES:
+            windows.append([])
+            size = 0
+        windows[-1].append(source)
+        size += source.size
+    return windows
 
 
 def _write_windows(

@@ -31,7 +31,7 @@ from rankdump._analysis.table.table_files import (
     write_table_file,
 )
 from rankdump._analysis.table.tree_access import TreeAccess
-from rankdump._analysis.table_index import MAX_SMALL_FILES, SMALL_FILE_BYTES, WINDOW_BYTES
+from rankdump._analysis.table_index import MAX_SMALL_FILES, SMALL_FILE_BYTES, split_windows
 from rankdump._layout.api_tree import make_api_rank_folder
 from rankdump.errors import CorruptedError, UnavailableError
 
@@ -125,7 +125,7 @@ def plan_steps(
     merged = tuple(file for file in small if file.name not in gone)
     if len(merged) + bool(added) <= MAX_SMALL_FILES:
         merged = ()
-    for number, window in enumerate(_split_windows(added)):
+    for number, window in enumerate(split_windows(added)):
         steps.append(_plan_rewrite(merged if not number else (), manifests, window))
     return steps
 
@@ -159,18 +159,6 @@ def _plan_rewrite(
     removed = {path for path, source in manifests.items() if source is None}
     sources = [source for path, source in kept.items() if path not in removed]
     return TableStep((*sources, *added), replaced)
-
-
-def _split_windows(sources: Iterable[TableSource]) -> list[list[TableSource]]:
-    windows: list[list[TableSource]] = []
-    size = WINDOW_BYTES
-    for source in sources:
-        if size >= WINDOW_BYTES:
-            windows.append([])
-            size = 0
-        windows[-1].append(source)
-        size += source.size
-    return windows
 
 
 def _find_source(access: TreeAccess, path: str) -> TableSource | None:
@@ -246,7 +234,9 @@ class _UpdateRun:
 
     def _write_rows(self, step: TableStep) -> list[TableFile]:
         """Write the rows of a step; return the file, none where no manifest can be read."""
-        sources = [found for each in step.sources if (found := self._find(each))]
+        # A source of a replaced file may have changed since, or be gone.
+        current = (_find_source(self._access, each.path) for each in step.sources)
+        sources = [each for each in current if each is not None]
         problems = self._report.problems
         read = read_manifest_columns(self._access, [each.path for each in sources], problems)
         if read.disk_errors:
@@ -276,7 +266,3 @@ class _UpdateRun:
             self._access.remove(self._listing.remains)
             rename()
             remove_table_files(self._access, step.replaces)
-
-    def _find(self, source: TableSource) -> TableSource | None:
-        """Return a source as it is now: one of a replaced file may have changed since."""
-        return _find_source(self._access, source.path)

@@ -34,9 +34,8 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._analysis.reader.run_cards import FoundCards, read_run_cards
-from rankdump._analysis.reader.session_ends import mark_ended_sessions
 from rankdump._analysis.reader.tree import Tree
-from rankdump._analysis.reader.tree_status import faults, status_of
+from rankdump._analysis.reader.tree_status import faults, mark_ended_sessions, status_of
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.events import Finding
 from rankdump._core.scope_names import format_scope_name
@@ -99,7 +98,6 @@ class TreeOverview:
     hints: tuple[TimeoutHint, ...]
     card_differences: tuple[str, ...]
     card_remarks: tuple[str, ...]
-    has_order: bool
 
 
 def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> TreeOverview:
@@ -129,11 +127,12 @@ def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> T
     )
     differences, remarks = _compare_cards(cards)
     sentences = () if tree.tool else format_status_sentences(view)
+    tallies = tally_ranks(view)
     return TreeOverview(
-        jobs=tuple(dict.fromkeys(tally.job_id for tally in tally_ranks(view) if tally.job_id)),
+        jobs=tuple(dict.fromkeys(tally.job_id for tally in tallies if tally.job_id)),
         ranks=tuple(tree.ranks),
         iterations=_list_iterations(tree, view),
-        tallies=tally_ranks(view),
+        tallies=tallies,
         totals=sum_iterations(view.iterations),
         problems=tuple(dict.fromkeys(problems)),
         missing=tuple(each for each in sentences if each not in problems),
@@ -143,7 +142,6 @@ def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> T
         hints=_catch(lambda: read_hints(root, job_id), [], ()),
         card_differences=differences,
         card_remarks=(*remarks, *bound),
-        has_order=order is not None,
     )
 
 
@@ -213,9 +211,7 @@ def make_verdict(
     """
     fault = overview.fault
     if overview.problems:
-        more = len(overview.problems) - 1
-        others = f" (and {format_count(more, 'more problem')})" if more else ""
-        return OverviewVerdict(OverviewLevel.FAULT, f"{overview.problems[0]}{others}")
+        return OverviewVerdict(OverviewLevel.FAULT, _name_first(overview.problems, "problem"))
     if fault is not None and fault.first_bad_value is not None:
         found = fault.first_bad_value
         text = describe_bad_value(found, format_scope_name(found.tensor.op_name))
@@ -227,9 +223,7 @@ def make_verdict(
             OverviewLevel.FAULT, f"frozen at iteration {fault.iteration}: {fault.cause.text}"
         )
     if overview.findings:
-        more = len(overview.findings) - 1
-        others = f" (and {format_count(more, 'more finding')})" if more else ""
-        text = f"{overview.findings[0].text}{others}"
+        text = _name_first([each.text for each in overview.findings], "finding")
         return OverviewVerdict(OverviewLevel.WARNING, text)
     urgent = [hint for hint in overview.hints if hint.level is not HintLevel.OK]
     if urgent:
@@ -241,6 +235,11 @@ def make_verdict(
         return OverviewVerdict(OverviewLevel.WARNING, text)
     level = OverviewLevel.GOOD if measured else OverviewLevel.UNKNOWN
     return OverviewVerdict(level, _describe_complete(overview, measured))
+
+
+def _name_first(texts: Sequence[str], noun: str) -> str:
+    more = len(texts) - 1
+    return f"{texts[0]} (and {format_count(more, f'more {noun}')})" if more else texts[0]
 
 
 def _describe_bad_tensor(bad: BadTensor) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis.reader.control_sentences import format_result
+from rankdump._analysis.reader.job_sentences import format_result
 from rankdump._cli import daemon_client
 from rankdump._cli.live_tree import find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address

@@ -11,12 +11,10 @@ import click
 from rankdump._analysis.black_box.fault_report import (
     FaultReport,
     StepSummary,
-    make_fault_report,
-)
-from rankdump._analysis.black_box.fault_text import (
     describe_fault,
     iter_bad_value_lines,
     iter_rank_lines,
+    make_fault_report,
 )
 from rankdump._analysis.black_box.freeze_files import find_frozen_tree, read_freeze_records
 from rankdump._cli.options import TREE_PATH

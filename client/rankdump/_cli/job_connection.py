@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump import control
-from rankdump._analysis.reader.control_sentences import format_result
+from rankdump._analysis.reader.job_sentences import format_result
 from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status, freeze_job
 from rankdump._cli.options import load_credentials
 from rankdump._core.job_control import ControlAction, ControlOrder

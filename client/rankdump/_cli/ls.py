@@ -10,7 +10,7 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
-from rankdump._analysis.reader.tree_drops import describe_tree_drops
+from rankdump._analysis.reader.tree_status import describe_tree_drops
 from rankdump._cli.flight_listing import (
     describe_flight_calls,
     format_flight_listing,

@@ -22,7 +22,7 @@ from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
 from rankdump._analysis.reader.tree import Tree
-from rankdump._analysis.reader.tree_drops import count_tree_drops, describe_tree_drops
+from rankdump._analysis.reader.tree_status import count_tree_drops, describe_tree_drops
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,

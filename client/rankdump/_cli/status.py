@@ -28,7 +28,7 @@ from rankdump._analysis.reader.rank_tallies import (
     select_attempt,
     tally_ranks,
 )
-from rankdump._analysis.reader.session_ends import mark_ended_sessions
+from rankdump._analysis.reader.tree_status import mark_ended_sessions
 from rankdump._cli.job_status import format_job_findings, format_job_status, format_job_tables
 from rankdump._cli.live_tree import (
     add_tree_rows,

@@ -16,8 +16,7 @@ from rankdump._analysis.reader.foreign_dumps import get_foreign_reader
 from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
-from rankdump._analysis.reader.tree_drops import count_losses
-from rankdump._analysis.reader.tree_status import split_attempts
+from rankdump._analysis.reader.tree_status import count_losses, split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import (
     format_count,

@@ -39,7 +39,9 @@ from rankdump._layout.api_tree import (
     ApiFileNames,
     ApiPlace,
     parse_call_name,
+    parse_direction,
 )
+from rankdump._layout.profile import format_type_label
 from rankdump.errors import CorruptedError
 
 SUMMARY_ITEMS = ("max", "min", "avg")
@@ -116,12 +118,7 @@ def format_info_line(
 @lru_cache(maxsize=64)
 def format_dtype_name(framework: str, dtype: str) -> str:
     """Return an element type as a framework's own text has it: `torch.float32`, `Float32`."""
-    if framework != "mindspore":
-        return _TORCH_PREFIX + dtype
-    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt"), ("float8_", "Float8")):
-        if dtype.startswith(plain):
-            return label + dtype.removeprefix(plain).upper()
-    return dtype.capitalize()
+    return format_type_label(dtype) if framework == "mindspore" else _TORCH_PREFIX + dtype
 
 
 def parse_dtype_name(text: str) -> str:
@@ -248,8 +245,8 @@ def parse_stack_key(key: str) -> str:
     for kind, opens in _KEY_PREFIXES.items():
         found = _CALL_KEY.fullmatch(key.removeprefix(opens)) if key.startswith(opens) else None
         if found is not None:
-            number, backward = int(found["number"]), found["direction"] == "backward"
-            return ApiCall(kind, found["api"], number, "backward" if backward else "forward").name
+            direction = parse_direction(found["direction"])
+            return ApiCall(kind, found["api"], int(found["number"]), direction).name
     return ""
 
 

@@ -106,10 +106,10 @@ def parse_call_name(name: str) -> ApiCall | None:
     found = _CALL_NAME.fullmatch(name)
     if found is not None:
         number = int(found["number"])
-        return ApiCall(found["kind"], found["api"], number, _parse_direction(found["direction"]))
+        return ApiCall(found["kind"], found["api"], number, parse_direction(found["direction"]))
     found = _LAYER_NAME.fullmatch(name)
     if found is not None:
-        return ApiCall(LAYER_KIND, found["api"], 0, _parse_direction(found["direction"]))
+        return ApiCall(LAYER_KIND, found["api"], 0, parse_direction(found["direction"]))
     return None
 
 
@@ -119,17 +119,12 @@ def parse_place(argument: str) -> ApiPlace | None:
     found = re.fullmatch(_PLACE_FORM, name)
     if found is None:
         return None
-    words = [mark.removeprefix(_WORD_MARK) for mark in marks if mark.startswith(_WORD_MARK)]
-    scalars = [
+    words = (mark.removeprefix(_WORD_MARK) for mark in marks if mark.startswith(_WORD_MARK))
+    scalars = (
         mark for mark in marks if mark != RECOMPUTED_MARK and not mark.startswith(_WORD_MARK)
-    ]
-    return ApiPlace(
-        TensorSide(found["side"]),
-        found["path"] or "",
-        "".join(words[:1]),
-        "".join(scalars[:1]),
-        RECOMPUTED_MARK in marks,
     )
+    side, path = TensorSide(found["side"]), found["path"] or ""
+    return ApiPlace(side, path, next(words, ""), next(scalars, ""), RECOMPUTED_MARK in marks)
 
 
 def join_tensor_name(op_name: str, place: ApiPlace) -> str:
@@ -146,7 +141,8 @@ def parse_tensor_name(name: str) -> tuple[ApiCall, ApiPlace] | None:
     return call, ApiPlace(TensorSide(found["side"]), found["path"] or "")
 
 
-def _parse_direction(text: str) -> CallDirection:
+def parse_direction(text: str) -> CallDirection:
+    """Return the direction in a name."""
     return "backward" if text == "backward" else "forward"
 
 

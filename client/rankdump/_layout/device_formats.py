@@ -18,56 +18,149 @@ that fill blocks of C0 by 16. Source: CANN, msaccucmp and the GE format transfer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from itertools import permutations
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from rankdump._kernels.array_kernels import copy_array
-from rankdump._layout.tensor_tiles import (
-    CUBE_SIZE,
-    OriginalLayout,
-    TensorTiles,
-    TileArray,
-    check_dimensions,
-    get_block_size,
-    get_usual_block_size,
-    name_extents,
-    transpose_axes,
-)
 from rankdump.errors import CorruptedError, UnsupportedError
 
-TileOpener: TypeAlias = "Callable[[TileArray, OriginalLayout, str], TensorTiles]"
-"""Makes tiles of a tensor on the device; the letters are those of the wanted order."""
+TileArray: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTiles:
+    """A tensor as it lies in memory, its axes in the order in which it is wanted."""
+
+    view: TileArray
+    split: int | None = None
+    """The axis that is in blocks; the axis behind it has the elements of a block."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, with the padding of the last block."""
+        shape, at = self.view.shape, self.split
+        if at is None:
+            return shape
+        return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+
+    def reorder(self, order: Sequence[int]) -> TensorTiles:
+        """Return the same with its axes in another order; numbers as `shape` counts them."""
+        at = self.split
+        if at is None:
+            return TensorTiles(transpose_axes(self.view, order))
+        axes: list[int] = []
+        for axis in order:
+            axes += [at, at + 1] if axis == at else [axis + (axis > at)]
+        return TensorTiles(transpose_axes(self.view, axes), list(order).index(at))
+
+    def copy_elements(self, shape: tuple[int, ...]) -> TileArray:
+        """Return the first elements of each axis, contiguous."""
+        whole = np.empty(shape, self.view.dtype)
+        for place, part in self._pairs(whole):
+            copy_array(place, part)
+        return whole
+
+    def fill_from(self, whole: TileArray) -> None:
+        """Copy a tensor of at most this shape into the tiles; the padding stays as it is."""
+        for place, part in self._pairs(whole):
+            copy_array(part, place)
+
+    def _pairs(self, whole: TileArray) -> Iterator[tuple[TileArray, TileArray]]:
+        """Yield pieces of a tensor and their places here: whole blocks, then the rest."""
+        at, view = self.split, self.view
+        if at is None:
+            yield whole, view[tuple(map(slice, whole.shape))]
+            return
+        before, behind = whole.shape[:at], whole.shape[at + 1 :]
+        block = view.shape[at + 1]
+        blocks, rest = divmod(whole.shape[at], block)
+        lead, tail = tuple(map(slice, before)), tuple(map(slice, behind))
+        full = whole[(*lead, slice(blocks * block))].reshape(*before, blocks, block, *behind)
+        yield full, view[(*lead, slice(blocks), slice(block), *tail)]
+        if rest:
+            last = whole[(*lead, slice(blocks * block, None))]
+            yield last, view[(*lead, blocks, slice(rest), *tail)]
+
+
+def transpose_axes(array: TileArray, axes: Sequence[int]) -> TileArray:
+    """Return a view with the axes in another order."""
+    return cast("TileArray", array.transpose(tuple(axes)))
+
+
+CUBE_SIZE = 16
+"""Rows of a block, and C0 of elements that have more than one byte on the device."""
+BYTE_CUBE_SIZE = 32
+"""C0 of elements of one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalLayout:
+    """A tensor's layout before the device changed it."""
+
+    shape: tuple[int, ...] = ()
+    """In the format that the tensor is converted to, as msaccucmp takes it; empty: not known."""
+    groups: int = 0
+    """Of a grouped convolution; 0 and 1 are none."""
+    c0: int = 0
+    """Elements of a block; 0: that of the shape, or the usual one for the size of an element."""
+
+
+def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
+    """Return the original extents by their letters; CorruptedError when there are not as many."""
+    if len(origin.shape) != len(letters) or 0 in origin.shape:
+        raise CorruptedError(
+            f"the original shape is {origin.shape}, but {letters} needs {len(letters)} extents "
+            "above 0, and this format cannot be read without it"
+        )
+    return dict(zip(letters, origin.shape, strict=True))
+
+
+def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) -> int:
+    """Return C0, the last extent; CorruptedError when the header contradicts itself."""
+    c0 = shape[-1]
+    if c0 == 0 or origin.c0 not in (0, c0):
+        declared = f", but its format word declares {origin.c0}" if origin.c0 else ""
+        raise CorruptedError(f"{source} of shape {shape} has blocks of {c0}{declared}")
+    return c0
+
+
+def get_usual_block_size(item_bytes: int, origin: OriginalLayout) -> int:
+    """Return C0 for a tensor that is to be laid out (GE's rule)."""
+    return origin.c0 or (BYTE_CUBE_SIZE if item_bytes == 1 else CUBE_SIZE)
+
+
+def check_dimensions(shape: tuple[int, ...], rank: int, source: str) -> None:
+    """Reject a shape that has another number of extents than its format."""
+    if len(shape) != rank:
+        raise CorruptedError(f"{source} needs {rank} extents, but the shape is {shape}")
+
 
 FLAT_ORDERS = ("NCHW", "NHWC", "HWCN")
 DEEP_ORDERS = ("NCDHW", "NDHWC", "DHWCN")
-_NC1HWC0, _NDC1HWC0 = "NC1HWC0", "NDC1HWC0"
 
 
-def open_plain(array: TileArray, letters: str, wanted: str) -> TensorTiles:
+def _open_plain(letters: str, wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
     """Return a tensor of plain order in another one."""
     check_dimensions(array.shape, len(letters), letters)
     return _order_tiles(TensorTiles(array), letters, wanted)
 
 
-def open_channels(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
-    """Return an NC1HWC0 tensor in a plain order."""
-    check_dimensions(array.shape, 5, _NC1HWC0)
-    get_block_size(array.shape, origin, _NC1HWC0)
-    return _order_tiles(TensorTiles(transpose_axes(array, (0, 1, 4, 2, 3)), 1), "NCHW", wanted)
+def _open_channels(wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
+    """Return an NC1HWC0 tensor, or an NDC1HWC0 one for an order with a depth, in a plain order."""
+    is_deep = "D" in wanted
+    source, letters, split = ("NDC1HWC0", "NDCHW", 2) if is_deep else ("NC1HWC0", "NCHW", 1)
+    check_dimensions(array.shape, len(letters) + 1, source)
+    get_block_size(array.shape, origin, source)
+    return _order_tiles(TensorTiles(np.moveaxis(array, -1, split + 1), split), letters, wanted)
 
 
-def open_deep_channels(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
-    """Return an NDC1HWC0 tensor in a plain order."""
-    check_dimensions(array.shape, 6, _NDC1HWC0)
-    get_block_size(array.shape, origin, _NDC1HWC0)
-    return _order_tiles(TensorTiles(transpose_axes(array, (0, 1, 2, 5, 3, 4)), 2), "NDCHW", wanted)
-
-
-def open_fractal_z(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
+def _open_fractal_z(wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
     """Return a FRACTAL_Z or FRACTAL_Z_3D tensor, without groups, in a plain order."""
     source = "FRACTAL_Z_3D" if "D" in wanted else "FRACTAL_Z"
     check_dimensions(array.shape, 4, source)
@@ -76,7 +169,8 @@ def open_fractal_z(array: TileArray, origin: OriginalLayout, wanted: str) -> Ten
     blocks = -(-extents["C"] // c0)
     outer = (extents["D"], blocks, extents["H"], extents["W"])
     first, columns, rows = array.shape[:3]
-    if math.prod(outer) != first or not _is_smallest_fit(extents["N"], columns, rows):
+    is_smallest_fit = (columns - 1) * rows < extents["N"] <= columns * rows
+    if math.prod(outer) != first or not is_smallest_fit:
         raise CorruptedError(
             f"{source} of shape {array.shape} cannot hold {wanted} of {origin.shape}"
         )
@@ -86,41 +180,42 @@ def open_fractal_z(array: TileArray, origin: OriginalLayout, wanted: str) -> Ten
     return _order_tiles(TensorTiles(view[0], 1), "NCHW", wanted)
 
 
-def lay_out_channels(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+def _read_fractal_z(
+    wanted: str, array: TileArray, origin: OriginalLayout
+) -> TensorTiles | TileArray:
+    read = _open_fractal_z if origin.groups < 2 else _read_grouped
+    return read(wanted, array, origin)
+
+
+def _lay_out_channels(letters: str, array: TileArray, origin: OriginalLayout) -> TileArray:
     """Lay a plain tensor out as NC1HWC0, or as NDC1HWC0 when it has a depth."""
-    extents = _list_extents(array, letters)
+    extents = _list_extents(letters, array)
     c0 = get_usual_block_size(array.itemsize, origin)
-    blocks = -(-extents["C"] // c0)
-    deep = "D" in letters
-    lead = (extents["N"], extents["D"]) if deep else (extents["N"],)
-    made = np.zeros((*lead, blocks, extents["H"], extents["W"], c0), array.dtype)
-    opener = open_deep_channels if deep else open_channels
-    opener(made, OriginalLayout(), letters).fill_from(array)
+    lead = [extents[letter] for letter in "ND" if letter in letters]
+    made = np.zeros((*lead, -(-extents["C"] // c0), extents["H"], extents["W"], c0), array.dtype)
+    _open_channels(letters, made, OriginalLayout()).fill_from(array)
     return made
 
 
-def lay_out_fractal_z(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+def _lay_out_fractal_z(letters: str, array: TileArray, origin: OriginalLayout) -> TileArray:
     """Lay a plain tensor out as FRACTAL_Z, or as FRACTAL_Z_3D when it has a depth."""
-    extents = _list_extents(array, letters)
+    if origin.groups >= 2 and "D" not in letters:
+        return _lay_out_grouped(letters, array, origin)
+    extents = _list_extents(letters, array)
     c0 = get_usual_block_size(array.itemsize, origin)
     outer = -(-extents["C"] // c0) * extents["H"] * extents["W"] * extents.get("D", 1)
     made = np.zeros((outer, -(-extents["N"] // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
-    open_fractal_z(made, OriginalLayout(array.shape), letters).fill_from(array)
+    _open_fractal_z(letters, made, OriginalLayout(array.shape)).fill_from(array)
     return made
 
 
-def _list_extents(array: TileArray, letters: str) -> dict[str, int]:
+def _list_extents(letters: str, array: TileArray) -> dict[str, int]:
     check_dimensions(array.shape, len(letters), letters)
     return name_extents(letters, OriginalLayout(array.shape))
 
 
 def _order_tiles(tiles: TensorTiles, letters: str, wanted: str) -> TensorTiles:
     return tiles.reorder([letters.index(letter) for letter in wanted])
-
-
-def _is_smallest_fit(extent: int, blocks: int, block: int) -> bool:
-    """Whether that many blocks are just enough."""
-    return (blocks - 1) * block < extent <= blocks * block
 
 
 _FRACTAL_Z = "FRACTAL_Z"
@@ -159,33 +254,29 @@ class GroupedLayout:
         return blocks * c1 * height * width, filters // CUBE_SIZE, CUBE_SIZE, c0
 
 
-def read_grouped(array: TileArray, origin: OriginalLayout, wanted: str) -> TileArray:
+def _read_grouped(wanted: str, array: TileArray, origin: OriginalLayout) -> TileArray:
     """Return a FRACTAL_Z tensor with groups in a plain order."""
     check_dimensions(array.shape, 4, _FRACTAL_Z)
     extents = name_extents(wanted, origin)
-    plan = _make_grouped_layout(
-        extents, origin.groups, get_block_size(array.shape, origin, _FRACTAL_Z)
-    )
+    c0 = get_block_size(array.shape, origin, _FRACTAL_Z)
+    plan = _make_grouped_layout(extents, origin.groups, c0)
     if plan.shape != array.shape:
         raise CorruptedError(
             f"{_FRACTAL_Z} of shape {array.shape} cannot hold {wanted} of {origin.shape} in "
             f"{origin.groups} groups: that takes {plan.shape}"
         )
     whole = np.empty(origin.shape, array.dtype)
-    for filters, part in _iterate_pieces(
-        _as_nchw(whole, wanted), array.reshape(plan.extents), plan
-    ):
+    blocks = array.reshape(plan.extents)
+    for filters, part in _iterate_pieces(_as_nchw(whole, wanted), blocks, plan):
         copy_array(filters, part)
     return whole
 
 
-def lay_out_grouped(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+def _lay_out_grouped(letters: str, array: TileArray, origin: OriginalLayout) -> TileArray:
     """Lay a plain tensor out as FRACTAL_Z with groups."""
-    check_dimensions(array.shape, 4, letters)
-    extents = name_extents(letters, OriginalLayout(array.shape))
-    plan = _make_grouped_layout(
-        extents, origin.groups, get_usual_block_size(array.itemsize, origin)
-    )
+    extents = _list_extents(letters, array)
+    c0 = get_usual_block_size(array.itemsize, origin)
+    plan = _make_grouped_layout(extents, origin.groups, c0)
     made = np.zeros(plan.extents, array.dtype)
     for filters, part in _iterate_pieces(_as_nchw(array, letters), made, plan):
         copy_array(part, filters)
@@ -224,7 +315,7 @@ _FRACTAL_NZ = "FRACTAL_NZ"
 _MIN_FRACTAL_NZ_DIMENSIONS = 4
 
 
-def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
+def _open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
     """Return a FRACTAL_NZ tensor as matrices, or as a vector when the original shape is one."""
     if array.ndim < _MIN_FRACTAL_NZ_DIMENSIONS:
         raise CorruptedError(
@@ -244,12 +335,12 @@ def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
     return TensorTiles(view, len(lead) + 1)
 
 
-def lay_out_fractal_nz(array: TileArray, origin: OriginalLayout) -> TileArray:
+def _lay_out_fractal_nz(array: TileArray, origin: OriginalLayout) -> TileArray:
     """Lay matrices or a vector out as FRACTAL_NZ."""
     c0 = get_usual_block_size(array.itemsize, origin)
     *lead, height, width = (1,) * (2 - array.ndim) + array.shape
     made = np.zeros((*lead, -(-width // c0), -(-height // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
-    open_fractal_nz(made, OriginalLayout()).fill_from(array.reshape(*lead, height, width))
+    _open_fractal_nz(made, OriginalLayout()).fill_from(array.reshape(*lead, height, width))
     return made
 
 
@@ -279,7 +370,7 @@ def _check_original_shape(
         )
 
 
-def find_cropped_shape(shape: tuple[int, ...], original: tuple[int, ...]) -> tuple[int, ...] | None:
+def _crop_shape(shape: tuple[int, ...], original: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape without padding; None when the original one is not a part of it.
 
     The original shape is taken in its own order, not the target's, with ones appended. Where
@@ -302,7 +393,8 @@ class ConvertedTensor:
     """Whether padding was kept, because the original shape is not a part of the result."""
 
 
-FormatConversion: TypeAlias = "Callable[[TileArray, OriginalLayout], ConvertedTensor]"
+FormatConversion: TypeAlias = "Callable[[TileArray, OriginalLayout], TensorTiles | TileArray]"
+"""Returns tiles, of which the padding is cropped, or the tensor as it is to be."""
 
 
 def convert_format(
@@ -319,7 +411,12 @@ def convert_format(
     if conversion is None:
         known = ", ".join(list_target_formats(source)) or "nothing"
         raise UnsupportedError(f"{source} cannot be converted to {target}, only to {known}")
-    return conversion(array, origin or OriginalLayout())
+    origin = origin or OriginalLayout()
+    found = conversion(array, origin)
+    if not isinstance(found, TensorTiles):
+        return ConvertedTensor(found)
+    part = _crop_shape(found.shape, origin.shape)
+    return ConvertedTensor(found.copy_elements(part or found.shape), has_padding=part is None)
 
 
 def list_target_formats(source: str) -> tuple[str, ...]:
@@ -327,72 +424,26 @@ def list_target_formats(source: str) -> tuple[str, ...]:
     return tuple(target for known, target in CONVERSIONS if known == source)
 
 
-def _convert_lettered(
-    opener: TileOpener, wanted: str, array: TileArray, origin: OriginalLayout
-) -> ConvertedTensor:
-    return _read_cropped(opener(array, origin, wanted), origin)
-
-
-def _convert_fractal_z(wanted: str, array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
-    if origin.groups < 2:
-        return _convert_lettered(open_fractal_z, wanted, array, origin)
-    return ConvertedTensor(read_grouped(array, origin, wanted))
-
-
-def _convert_fractal_nz(array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
-    return _read_cropped(open_fractal_nz(array, origin), origin)
-
-
-def _convert_plain(
-    letters: str, wanted: str, array: TileArray, origin: OriginalLayout
-) -> ConvertedTensor:
-    return _read_cropped(open_plain(array, letters, wanted), origin)
-
-
-def _convert_to_channels(letters: str, array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
-    return ConvertedTensor(lay_out_channels(array, letters, origin))
-
-
-def _convert_to_fractal_z(
-    letters: str, array: TileArray, origin: OriginalLayout
-) -> ConvertedTensor:
-    if origin.groups < 2 or "D" in letters:
-        return ConvertedTensor(lay_out_fractal_z(array, letters, origin))
-    return ConvertedTensor(lay_out_grouped(array, letters, origin))
-
-
-def _convert_to_fractal_nz(array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
-    return ConvertedTensor(lay_out_fractal_nz(array, origin))
-
-
-def _read_cropped(tiles: TensorTiles, origin: OriginalLayout) -> ConvertedTensor:
-    part = find_cropped_shape(tiles.shape, origin.shape)
-    return ConvertedTensor(tiles.copy_elements(part or tiles.shape), has_padding=part is None)
-
-
 def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
     found: dict[tuple[str, str], FormatConversion] = {}
     for wanted in FLAT_ORDERS:
-        found["NC1HWC0", wanted] = partial(_convert_lettered, open_channels, wanted)
-        found["FRACTAL_Z", wanted] = partial(_convert_fractal_z, wanted)
-        found[wanted, "NC1HWC0"] = partial(_convert_to_channels, wanted)
-        found[wanted, "FRACTAL_Z"] = partial(_convert_to_fractal_z, wanted)
+        found["NC1HWC0", wanted] = partial(_open_channels, wanted)
+        found["FRACTAL_Z", wanted] = partial(_read_fractal_z, wanted)
+        found[wanted, "NC1HWC0"] = partial(_lay_out_channels, wanted)
+        found[wanted, "FRACTAL_Z"] = partial(_lay_out_fractal_z, wanted)
         # Matrices have no letters: the content of FRACTAL_NZ is the same in any of these.
         if wanted != "HWCN":
-            found["FRACTAL_NZ", wanted] = _convert_fractal_nz
+            found["FRACTAL_NZ", wanted] = _open_fractal_nz
     for wanted in DEEP_ORDERS:
-        found["NDC1HWC0", wanted] = partial(_convert_lettered, open_deep_channels, wanted)
-        found["FRACTAL_Z_3D", wanted] = partial(_convert_lettered, open_fractal_z, wanted)
-        found[wanted, "NDC1HWC0"] = partial(_convert_to_channels, wanted)
-        found[wanted, "FRACTAL_Z_3D"] = partial(_convert_to_fractal_z, wanted)
-    for orders in (FLAT_ORDERS, DEEP_ORDERS):
-        for letters in orders:
-            for wanted in orders:
-                if letters != wanted:
-                    found[letters, wanted] = partial(_convert_plain, letters, wanted)
+        found["NDC1HWC0", wanted] = partial(_open_channels, wanted)
+        found["FRACTAL_Z_3D", wanted] = partial(_open_fractal_z, wanted)
+        found[wanted, "NDC1HWC0"] = partial(_lay_out_channels, wanted)
+        found[wanted, "FRACTAL_Z_3D"] = partial(_lay_out_fractal_z, wanted)
+    for letters, wanted in (*permutations(FLAT_ORDERS, 2), *permutations(DEEP_ORDERS, 2)):
+        found[letters, wanted] = partial(_open_plain, letters, wanted)
     found["NDC1HWC0", "ND"] = found["NDC1HWC0", "NCDHW"]
-    found["FRACTAL_NZ", "ND"] = _convert_fractal_nz
-    found["ND", "FRACTAL_NZ"] = _convert_to_fractal_nz
+    found["FRACTAL_NZ", "ND"] = _open_fractal_nz
+    found["ND", "FRACTAL_NZ"] = _lay_out_fractal_nz
     return found
 
 

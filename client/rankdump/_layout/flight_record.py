@@ -133,7 +133,9 @@ def parse_flight_dump(body: object, rank: int) -> FlightDump:
         raise CorruptedError(f"a dump of version {version!r:.40}; versions 2.x are read")
     if not isinstance(entries, list):
         raise CorruptedError("not a dump of the Flight Recorder: its entries are no list")
-    groups = _parse_groups(values.get("pg_config"))
+    config = values.get("pg_config")
+    named = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
+    groups = {name: _parse_group(name, each) for name, each in named.items()}
     calls: list[FlightCall] = []
     for number, entry in enumerate(cast("list[Any]", entries)):
         try:
@@ -143,11 +145,6 @@ def parse_flight_dump(body: object, rank: int) -> FlightDump:
                 f"entry {number} is not one of the recorder: {error!r:.80}"
             ) from None
     return FlightDump(rank, version, tuple(sorted(calls, key=lambda call: call.number)))
-
-
-def _parse_groups(config: Any) -> dict[str, FlightGroup]:
-    groups = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
-    return {name: _parse_group(name, each) for name, each in groups.items()}
 
 
 def _parse_group(name: str, value: Any) -> FlightGroup:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.events import EventKind
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
@@ -129,9 +130,10 @@ def parse_extents(value: object) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def count_bytes(shape: tuple[int, ...], item_bytes: int) -> int:
-    """Return the bytes of the elements of a tensor."""
-    return math.prod(shape) * item_bytes
+def count_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of the elements of a tensor; 0 for a type that only the tool knows."""
+    element = ELEMENT_TYPES.get(dtype)
+    return math.prod(shape) * element.item_bytes if element is not None else 0
 
 
 def find_call_place(path: str) -> CallPlace:

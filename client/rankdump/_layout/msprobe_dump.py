@@ -18,12 +18,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 from rankdump._layout.api_files import parse_dtype_name, parse_source_line
-from rankdump._layout.api_tree import CALL_KINDS, ApiCall, ApiPlace
+from rankdump._layout.api_tree import CALL_KINDS, ApiCall, ApiPlace, parse_direction
 from rankdump._layout.foreign_calls import (
     CRC_KIND,
     MAX_JSON_DEPTH,
@@ -132,8 +133,7 @@ def _parse_name(name: str) -> _CallName:
     if found is None:
         return _CallName(name.partition(".")[0], name)
     kind, api = found["kind"], found["api"].replace(".", "_")
-    direction = "backward" if found["direction"] == "backward" else "forward"
-    call = ApiCall(kind, api, int(found["number"]), direction)
+    call = ApiCall(kind, api, int(found["number"]), parse_direction(found["direction"]))
     return _CallName(call.op_type, call.name, is_api=kind in CALL_KINDS)
 
 
@@ -264,3 +264,64 @@ def _parse_checksum(value: object) -> str:
     if value.startswith("0x"):
         return f"{XOR_KIND}{value}"
     return f"{CRC_KIND}{value}" if _CRC.fullmatch(value) else ""
+
+
+_PLAIN_TYPES: Mapping[str, type] = {"int": int, "bool": bool, "str": str}
+
+
+class TensorSlot(NamedTuple):
+    """A tensor among the arguments."""
+
+    slot: int
+
+
+class UnknownValue(NamedTuple):
+    """An argument that the dump does not hold."""
+
+    kind: str
+    """What the dump says of it, such as a type; empty without."""
+
+
+def parse_call_arguments(data: bytes, name: str) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the positional and keyword arguments of a forward call by msprobe's name, numbers and
+    texts as they were; None if the file lacks it.
+    """
+    try:
+        body: Any = json.loads(data)
+        content = body["data"].get(name)
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptedError(f"not a dump.json of msprobe: {error!r:.80}") from None
+    if not isinstance(content, dict):
+        return None
+    fields = cast("dict[str, Any]", content)
+    slots = count()
+    args, keywords = fields.get("input_args"), fields.get("input_kwargs")
+    positional = cast("list[Any]", args) if isinstance(args, list) else []
+    named = cast("dict[str, Any]", keywords) if isinstance(keywords, dict) else {}
+    return (
+        [_read_argument(each, slots) for each in positional],
+        {key: _read_argument(each, slots) for key, each in named.items()},
+    )
+
+
+def _read_argument(value: Any, slots: Iterator[int], depth: int = 0) -> Any:
+    """Return one argument; each leaf takes the next slot, as `_CallLeaves` counts them."""
+    if depth > MAX_JSON_DEPTH:
+        raise CorruptedError(f"arguments are nested more than {MAX_JSON_DEPTH} deep")
+    if isinstance(value, list):
+        return [_read_argument(part, slots, depth + 1) for part in cast("list[Any]", value)]
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    kind = fields.get("type")
+    if fields and not isinstance(kind, str):
+        return {key: _read_argument(part, slots, depth + 1) for key, part in fields.items()}
+    slot = next(slots)
+    if value is None:
+        return None
+    if "shape" in fields and "dtype" in fields:
+        return TensorSlot(slot)
+    found: object = fields.get("value")
+    if kind == "float" and isinstance(found, (float, int)):
+        return float(found)
+    if isinstance(kind, str) and type(found) is _PLAIN_TYPES.get(kind):
+        return found
+    return UnknownValue(kind if isinstance(kind, str) else "")

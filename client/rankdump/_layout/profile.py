@@ -33,7 +33,7 @@ class Profile(NamedTuple):
         """Return the token of an element type; the CPU's is the framework's own type label."""
         if not self.element_token:
             return ""
-        return _format_type_label(dtype) if device_target == "CPU" else dtype
+        return format_type_label(dtype) if device_target == "CPU" else dtype
 
 
 PROFILES = {
@@ -47,13 +47,12 @@ PROFILES = {
 DEFAULT_PROFILE = PROFILES["ms2.3"]
 
 
-def _format_type_label(dtype: str) -> str:
+def format_type_label(dtype: str) -> str:
     """Return `Float32` for `float32`, `UInt8` for `uint8`, `Float8E4M3FN` for `float8_e4m3fn`."""
-    head, _, variant = dtype.partition("_")
-    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt")):
-        if head.startswith(plain):
-            return head.replace(plain, label)
-    return head.capitalize() + variant.upper()
+    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt"), ("float8_", "Float8")):
+        if dtype.startswith(plain):
+            return label + dtype.removeprefix(plain).upper()
+    return dtype.capitalize()
 
 
 # Call numbers rise without end in a loop without steps.

@@ -21,6 +21,7 @@ from rankdump._core.cann_types import DATA_TYPE_NUMBERS, DATA_TYPES
 from rankdump._core.record import TensorKind, TensorSide, sanitize_name
 from rankdump._core.session_protocol import RecordHead
 from rankdump._core.statistics import STATISTIC_TITLES
+from rankdump._layout.file_name import FileName
 from rankdump._layout.profile import Profile
 from rankdump._layout.tree_paths import STATISTIC_FILE, spell_operator
 from rankdump.errors import CorruptedError
@@ -57,11 +58,11 @@ STATISTIC_TABLE_NAME = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
 
 @dataclass(frozen=True, slots=True)
 class StatisticCsvRow:
-    """One line of a table, read back."""
+    """One line of a table of either form, read back."""
 
     op_type: str
     op_name: str
-    """As the table spells it."""
+    """As the table, or its name, spells it."""
     task: int
     stream: int
     timestamp_us: int
@@ -69,6 +70,7 @@ class StatisticCsvRow:
     slot: int
     data_bytes: int
     dtype: str
+    """As the table spells it; in that of an operator with a prefix, `DT_FLOAT`."""
     shape: tuple[int, ...]
     values: tuple[tuple[str, str], ...]
     """Column title and text of each statistic, in the table's order."""
@@ -123,23 +125,15 @@ def iter_statistics_only_lines(
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _format_kind(kind: TensorKind, profile: Profile) -> tuple[str, str]:
-    return (
-        _format_operator(kind.op_type, kind.op_name, profile),
-        _format_tensor(kind.side.value, kind.slot, kind.byte_count, kind.dtype, kind.shape),
-    )
+    extents = ",".join(map(str, kind.shape))
+    tensor = f'{kind.side.value},{kind.slot},{kind.byte_count},{kind.dtype},"({extents})"'
+    return _format_operator(kind.op_type, kind.op_name, profile), tensor
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _format_operator(op_type: str, op_name: str, profile: Profile) -> str:
     spelled = clean_table_field(spell_operator(op_type, op_name, profile))
     return f"{clean_table_field(sanitize_name(op_type))},{spelled}"
-
-
-def _format_tensor(
-    side: str, slot: int, byte_count: int, dtype: str, shape: tuple[int, ...]
-) -> str:
-    extents = ",".join(map(str, shape))
-    return f'{side},{slot},{byte_count},{dtype},"({extents})"'
 
 
 def parse_statistic_table(
@@ -212,21 +206,6 @@ _SCALAR_SHAPE = "-"
 _COUNT_PATTERN = re.compile(r"[0-9]{1,20}")
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCsvRow:
-    """One line of a table, read back."""
-
-    side: TensorSide
-    slot: int
-    data_bytes: int
-    data_type: str
-    """With the prefix, `DT_FLOAT`."""
-    tensor_format: str
-    shape: tuple[int, ...]
-    values: tuple[tuple[str, str], ...]
-    """Column title and text of each statistic, in the table's order."""
-
-
 def format_operator_header(items: tuple[str, ...]) -> str:
     """Return the first line, without its end."""
     return ",".join((*OPERATOR_COLUMNS, *(OPERATOR_TITLES[item] for item in items)))
@@ -245,29 +224,33 @@ def _format_operator_tensor(kind: TensorKind, tensor_format: str) -> str:
     return f"{where},DT_{data_type},{tensor_format},{shape}"
 
 
-def parse_operator_table(text: str, *, file: str) -> list[OperatorCsvRow]:
-    """Read a whole table, as `parse_statistic_table` does."""
+def parse_operator_table(text: str, operator: FileName, *, file: str) -> list[StatisticCsvRow]:
+    """Read a whole table of an operator, as `parse_statistic_table` does."""
     lines = text.split("\n")
     first = lines[0].split(",")
     if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:
         raise CorruptedError(f"{file}: not an operator table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(OPERATOR_COLUMNS) :] if title]
-    return _parse_lines(lines, lambda line: _parse_operator_line(line, titles), file)
+    return _parse_lines(lines, lambda line: _parse_operator_line(line, titles, operator), file)
 
 
-def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
+def _parse_operator_line(line: str, titles: list[str], operator: FileName) -> StatisticCsvRow:
     fields = line.split(",")
     if len(fields) < len(OPERATOR_COLUMNS) + len(titles):
         raise ValueError(f"{len(fields)} fields for {len(OPERATOR_COLUMNS) + len(titles)} columns")
-    side, slot, data_bytes, data_type, tensor_format, shape = fields[: len(OPERATOR_COLUMNS)]
+    side, slot, data_bytes, data_type, _, shape = fields[: len(OPERATOR_COLUMNS)]
     if side not in _SIDES_BY_WORD:
         raise ValueError(f"{side[:60]!r} in place of Input or Output")
-    return OperatorCsvRow(
+    return StatisticCsvRow(
+        op_type=operator.op_type,
+        op_name=operator.op_name,
+        task=operator.task,
+        stream=operator.stream,
+        timestamp_us=operator.timestamp_us,
         side=_SIDES_BY_WORD[side],
         slot=_parse_count(slot),
         data_bytes=_parse_count(data_bytes),
-        data_type=data_type,
-        tensor_format=tensor_format,
+        dtype=data_type,
         shape=() if shape == _SCALAR_SHAPE else tuple(map(_parse_count, shape.split("x"))),
         values=tuple(zip(titles, fields[len(OPERATOR_COLUMNS) :], strict=False)),
     )

@@ -15,7 +15,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from rankdump._core.plan import DumpPlan
 from rankdump._core.record import TensorKey, sanitize_name
 from rankdump._layout import api_tree, tree_paths
 from rankdump._layout.api_tree import ApiFileNames
@@ -25,6 +27,21 @@ from rankdump._layout.tree_paths import FilePlace, TreeContext, make_folder_name
 _START_TIME_DIGITS = 14
 _FOLDER_OWNER = re.compile(r"rank ([0-9]{1,10}) of ")
 _TORCH_FILES = ApiFileNames("torch")
+
+
+class GraphPlace(NamedTuple):
+    """A graph of a rank in an iteration, or its constants."""
+
+    rank: int
+    net_name: str
+    graph: int
+    iteration: int
+    constant: bool = False
+
+    @staticmethod
+    def of(key: TensorKey) -> GraphPlace:
+        """Return the place of a tensor."""
+        return GraphPlace(*key[:4], key.constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +80,7 @@ class Layout(ABC):
         return tree_paths.make_rank_folder(rank)
 
     @abstractmethod
-    def make_folder(
-        self,
-        context: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
+    def make_folder(self, context: TreeContext, place: GraphPlace) -> str:
         """Return the folder of a graph's tensors of one iteration, or of its constants."""
 
     @abstractmethod
@@ -81,31 +89,22 @@ class Layout(ABC):
 
     def place_tensor(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file; `suffix` is the codec's, `.zst` or empty."""
-        return self._place(key, context, tree_paths.make_tensor_file_name(key, suffix))
+        return self._place(key, context, tree_paths.make_tensor_file_name(key), suffix)
 
     def place_operator(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor, ending in `suffix`.
 
         Side, slot and format of the key are ignored.
         """
-        return self._place(key, context, tree_paths.make_operator_file_name(key) + suffix)
+        return self._place(key, context, tree_paths.make_operator_file_name(key), suffix)
 
     def place_member(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
-        return self._place(key, context, tree_paths.make_member_file_name(key) + suffix)
+        return self._place(key, context, tree_paths.make_member_file_name(key), suffix)
 
-    def _place(self, key: TensorKey, context: TreeContext, name: str) -> FilePlace:
-        return tree_paths.shorten_cann_name(self._make_folder_of(key, context), name, context.root)
-
-    def _make_folder_of(self, key: TensorKey, context: TreeContext) -> str:
-        return self.make_folder(
-            context,
-            rank=key.rank,
-            net_name=key.net_name,
-            graph=key.graph,
-            iteration=key.iteration,
-            constant=key.constant,
-        )
+    def _place(self, key: TensorKey, context: TreeContext, stem: str, suffix: str) -> FilePlace:
+        folder = self.make_folder(context, GraphPlace.of(key))
+        return tree_paths.shorten_cann_name(folder, stem + suffix, context.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +118,13 @@ class CannLayout(Layout):
     steps: bool = False
     """The outermost folder is that of the iteration."""
 
-    def make_folder(
-        self,
-        context: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
+    def make_folder(self, context: TreeContext, place: GraphPlace) -> str:
         """Return the folder of a graph's tensors of one iteration."""
         folder = f"{_format_start_time(context.started)}/{context.device}"
         if self.models:
-            folder = f"{folder}/{make_folder_name(net_name)}/{graph}/{iteration}"
-        return f"{iteration}/{folder}" if self.steps else folder
+            name = make_folder_name(place.net_name)
+            folder = f"{folder}/{name}/{place.graph}/{place.iteration}"
+        return f"{place.iteration}/{folder}" if self.steps else folder
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
         """Return the key that is read back from a path."""
@@ -163,23 +154,14 @@ def parse_folder_owner(text: str) -> int | None:
 class MindSporeLayout(Layout):
     """`rank_{rank}/{net}/{graph}/{iteration}`, with CANN's names in asynchronous dumps."""
 
-    def make_folder(
-        self,
-        context: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
+    def make_folder(self, context: TreeContext, place: GraphPlace) -> str:
         """Return the folder of a graph's tensors of one iteration, or of its constants."""
-        return tree_paths.make_iteration_folder(rank, net_name, graph, iteration, constant=constant)
+        return tree_paths.make_iteration_folder(*place[:4], constant=place.constant)
 
     def place_tensor(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file; `suffix` is the codec's."""
         if self.has_cann_names:
-            return self._place(key, context, tree_paths.make_tensor_file_name(key, suffix))
+            return self._place(key, context, tree_paths.make_tensor_file_name(key), suffix)
         return tree_paths.make_mindspore_place(key, suffix, context.profile)
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
@@ -201,18 +183,9 @@ class ApiLayout(Layout):
         """Return the folder of a rank."""
         return api_tree.make_api_rank_folder(rank)
 
-    def make_folder(
-        self,
-        context: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
+    def make_folder(self, context: TreeContext, place: GraphPlace) -> str:
         """Return the folder of a rank's tensors, of all graphs and iterations."""
-        return f"{api_tree.make_api_rank_folder(rank)}/{self.api_files.folder}"
+        return f"{api_tree.make_api_rank_folder(place.rank)}/{self.api_files.folder}"
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
         """Return the key that is read back from a path."""
@@ -220,18 +193,19 @@ class ApiLayout(Layout):
 
     def place_tensor(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file; `suffix` is the codec's."""
-        folder, name = self._make_folder_of(key, context), api_tree.make_api_tensor_name(key)
-        return tree_paths.shorten_mindspore_name(folder, name, f".npy{suffix}")
+        return self._place(key, context, api_tree.make_api_tensor_name(key), f".npy{suffix}")
 
     def place_operator(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor."""
-        folder, name = self._make_folder_of(key, context), sanitize_name(key.op_name) or "_"
-        return tree_paths.shorten_mindspore_name(folder, name, suffix)
+        return self._place(key, context, sanitize_name(key.op_name) or "_", suffix)
 
     def place_member(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
-        folder, name = self._make_folder_of(key, context), api_tree.make_api_tensor_name(key)
-        return tree_paths.shorten_mindspore_name(folder, name, suffix)
+        return self._place(key, context, api_tree.make_api_tensor_name(key), suffix)
+
+    def _place(self, key: TensorKey, context: TreeContext, stem: str, suffix: str) -> FilePlace:
+        folder = self.make_folder(context, GraphPlace.of(key))
+        return tree_paths.shorten_mindspore_name(folder, stem, suffix)
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -250,3 +224,19 @@ LAYOUTS: dict[str, Layout] = {
     )
 }
 DEFAULT_LAYOUT = LAYOUTS["mindspore-sync"]
+
+
+def find_contradiction(plan: DumpPlan) -> str:
+    """Return which settings of a plan of a known layout contradict each other; empty for none."""
+    output, content = plan.output, plan.content
+    layout, by_operator = LAYOUTS[output.layout], content.tables == "operator"
+    if not layout.shares_timestamps and (output.file_format == "bin" or by_operator):
+        files = "bin files" if output.file_format == "bin" else "tables of operators"
+        return f"layout {output.layout!r} has no {files}"
+    if output.file_format == "bin" and content.saved == "full":
+        return "file_format 'bin' with saved_data 'full': only npy files can have statistics"
+    if by_operator and content.saved == "full":
+        return "tables in the place of operators' files cannot be combined with saved_data 'full'"
+    if layout.api_files is not None and content.saved == "tensor":
+        return f"layout {output.layout!r} does not support saved_data 'tensor': it has statistics"
+    return ""

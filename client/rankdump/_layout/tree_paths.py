@@ -215,9 +215,9 @@ def make_member_file_name(key: TensorKey) -> str:
     return f"{make_operator_file_name(key)}.{key.side.value}.{key.slot}"
 
 
-def make_tensor_file_name(key: TensorKey, suffix: str) -> str:
-    """Return the name of a tensor's npy file."""
-    return f"{make_member_file_name(key)}.{key.tensor_format}.npy{suffix}"
+def make_tensor_file_name(key: TensorKey) -> str:
+    """Return the name of a tensor's npy file, without the codec's suffix."""
+    return f"{make_member_file_name(key)}.{key.tensor_format}.npy"
 
 
 def shorten_cann_name(folder: str, name: str, root: str) -> FilePlace:

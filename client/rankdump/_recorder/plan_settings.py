@@ -12,10 +12,9 @@ from rankdump._core.plan_change import PlanChange
 from rankdump._core.selection import decide_device
 from rankdump._core.statistics import DEVICE_STATISTICS
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
-from rankdump._layout.plan_conflicts import find_contradiction
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
-from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, find_contradiction
 from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
 from rankdump._transport.send_buffer import WaitPolicy

@@ -27,7 +27,7 @@ from rankdump._layout.file_name import (
     LongFileNames,
     parse_file_name,
 )
-from rankdump._layout.statistic_tables import OperatorCsvRow, StatisticCsvRow
+from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import format_member
@@ -148,10 +148,10 @@ class ManifestIndex:
         """Yield the rows of the table that an operator has in place of a file."""
         with suppress(CorruptedError):  # readers of the table report it
             for row in statistic_tables.parse_operator_table(
-                self._read_text(table), file=table.path
+                self._read_text(table), operator, file=table.path
             ):
-                dtype = normalize_element_name(row.data_type)
-                yield _build_row_record(operator, row, dtype, format_member(row.side, row.slot))
+                dtype = normalize_element_name(row.dtype)
+                yield _build_row_record(row, dtype, format_member(row.side, row.slot))
 
     def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
         """Yield the rows of a table that have no file, as with `saved_data: statistic`."""
@@ -160,23 +160,18 @@ class ManifestIndex:
                 self._read_text(table), file=table.path
             ):
                 if row.timestamp_us not in stamps:
-                    yield _build_row_record(row, row, row.dtype)
+                    yield _build_row_record(row, row.dtype)
 
     def _read_text(self, table: IngestedFile) -> str:
         return "\n".join(self._tree.lines(_get_folder(table), _get_name(table)))
 
 
-def _build_row_record(
-    operator: FileName | StatisticCsvRow,
-    row: OperatorCsvRow | StatisticCsvRow,
-    dtype: str,
-    member: str = "",
-) -> ManifestRecord:
+def _build_row_record(row: StatisticCsvRow, dtype: str, member: str = "") -> ManifestRecord:
     return ManifestRecord(
         path="",
-        timestamp_us=operator.timestamp_us,
-        op_type=operator.op_type,
-        op_name=operator.op_name,
+        timestamp_us=row.timestamp_us,
+        op_type=row.op_type,
+        op_name=row.op_name,
         argument="",
         dtype=dtype,
         shape=row.shape,

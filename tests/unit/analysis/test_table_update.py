@@ -13,7 +13,7 @@ from support.statistic_rows import count_table_rows as rows
 from support.statistic_rows import count_walked_rows as of_walk
 from support.tree_builder import TreeBuilder
 
-from rankdump._analysis import table_update
+from rankdump._analysis import table_index, table_update
 from rankdump._analysis.table.table_files import (
     TABLE_FOLDER,
     TableFile,
@@ -305,6 +305,6 @@ def test_folders_that_an_earlier_version_walked_are_no_sources_any_more():
 
 
 def test_large_manifests_are_written_in_windows():
-    new = [source(f"{n}", table_update.WINDOW_BYTES // 2) for n in range(5)]
+    new = [source(f"{n}", table_index.WINDOW_BYTES // 2) for n in range(5)]
     steps = plan_steps({each.path: each for each in new}, [], [])
     assert [len(step.sources) for step in steps] == [2, 2, 1]

@@ -35,7 +35,6 @@ GOOD = TreeOverview(
     hints=(),
     card_differences=(),
     card_remarks=(),
-    has_order=True,
 )
 
 

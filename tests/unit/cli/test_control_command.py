@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from support.command_line import run_in_process
 
-from rankdump._analysis.reader.control_sentences import format_result
+from rankdump._analysis.reader.job_sentences import format_result
 from rankdump._core.job_control import ControlAction, ControlledRank, ControlResult
 
 NOWHERE = "unix:/nowhere/c.sock"

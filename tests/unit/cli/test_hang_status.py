@@ -13,7 +13,7 @@ from rankdump._analysis.reader.rank_tallies import (
     merge_rank_sentences,
     tally_ranks,
 )
-from rankdump._analysis.reader.session_ends import mark_ended_sessions
+from rankdump._analysis.reader.tree_status import mark_ended_sessions
 from rankdump._cli.live_tree import add_tree_rows, find_live_job
 from rankdump._cli.rank_status import format_status_table
 from rankdump._core.status import (

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rankdump._layout.device_formats import (
     DEEP_ORDERS,
     FLAT_ORDERS,
+    OriginalLayout,
     convert_format,
     list_target_formats,
 )
-from rankdump._layout.tensor_tiles import OriginalLayout
 from rankdump.errors import CorruptedError, UnsupportedError
 
 DTYPES = ("int8", "float16", "float32", "float64", "complex128", "bool")

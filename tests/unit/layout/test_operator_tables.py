@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._layout import statistic_tables
+from rankdump._layout.file_name import FileKind, FileName
 from rankdump.errors import CorruptedError
 
 CANN_ITEMS = (
@@ -16,6 +17,7 @@ CANN_ITEMS = (
 KIND = TensorKind(
     0, "Conv2d", "Default/a", TensorSide.OUTPUT, 0, "float32", (4, 50, 50, 16), 640000
 )
+OPERATOR = FileName(FileKind.TABLE, "Conv2d", "Default_a", 1, 2, 3)
 
 
 def test_operator_table_lines_equal_those_of_cann():
@@ -61,11 +63,13 @@ def test_operator_table_round_trip(sides, shape):
     kinds = [KIND._replace(side=side, slot=slot, shape=shape) for slot, side in enumerate(sides)]
     lines = [statistic_tables.format_operator_header(("max",))] * 2
     lines += [statistic_tables.format_operator_line(kind, "ND", str(kind.slot)) for kind in kinds]
-    rows = statistic_tables.parse_operator_table("\n".join(lines) + "\n", file="a.csv")
+    rows = statistic_tables.parse_operator_table("\n".join(lines) + "\n", OPERATOR, file="a.csv")
     assert [(row.side, row.slot, row.shape) for row in rows] == [
         (kind.side, kind.slot, shape) for kind in kinds
     ]
     assert all(row.values == (("Max Value", str(row.slot)),) for row in rows)
+    assert all((row.op_type, row.op_name) == ("Conv2d", "Default_a") for row in rows)
+    assert all((row.task, row.stream, row.timestamp_us) == (1, 2, 3) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -82,18 +86,18 @@ def test_operator_table_names_the_damaged_row(line):
     """The error for a damaged row names its line."""
     text = f"{statistic_tables.format_operator_header(('max',))}\n{line}\n"
     with pytest.raises(CorruptedError, match=r"a\.csv, line 2"):
-        statistic_tables.parse_operator_table(text, file="a.csv")
+        statistic_tables.parse_operator_table(text, OPERATOR, file="a.csv")
 
 
 def test_operator_table_may_have_empty_cells():
     """CANN leaves cells empty where a type has no statistics."""
     header = statistic_tables.format_operator_header(("max", "min"))
     text = f"{header}\nInput,0,4,DT_COMPLEX64,ND,2,,\n"
-    (row,) = statistic_tables.parse_operator_table(text, file="a.csv")
+    (row,) = statistic_tables.parse_operator_table(text, OPERATOR, file="a.csv")
     assert row.values == (("Max Value", ""), ("Min Value", ""))
 
 
 def test_operator_table_rejects_another_file():
     """The first line identifies a table of another kind."""
     with pytest.raises(CorruptedError, match="not an operator table"):
-        statistic_tables.parse_operator_table("Op Type,Op Name\n", file="a.csv")
+        statistic_tables.parse_operator_table("Op Type,Op Name\n", OPERATOR, file="a.csv")

@@ -1,5 +1,6 @@
 """First report about a fault, from the records of a freeze: what happened, the first value that was
-not finite over all ranks, the steps before, and the ranks that are missing. Pure.
+not finite over all ranks, the steps before, and the ranks that are missing; and its sentences for
+the terminal and for pages. Pure.
 
 Clocks of ranks on several hosts differ, and a frozen tree has no merged order: within an iteration
 the first value is that with the earliest time, and no gradient where an output is not finite
@@ -11,8 +12,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rankdump._analysis.reader.job_sentences import format_dropped
 from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
@@ -21,10 +23,13 @@ from rankdump._core.freeze_record import (
     FrozenRank,
     FrozenStep,
     NonfiniteTensor,
+    describe_absence,
     join_missing_ranks,
 )
+from rankdump._core.scope_names import format_scope_name
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.status import SessionState
+from rankdump._core.units import format_count
 
 MAX_STEPS = 12
 """Steps in a report."""
@@ -132,11 +137,12 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
     # A cause that came to an agent in a message may have other texts there.
     causes = {each.identity: each for record in records for each in record.causes}
     causes = {first.causes[0].identity: first.causes[0]} | causes
-    ranks = [(record, rank) for record in records for rank in record.ranks]
-    ranks.sort(key=lambda pair: pair[1].rank)
+    hosts = [(record.host, rank) for record in records for rank in record.ranks]
+    hosts.sort(key=lambda pair: pair[1].rank)
+    ranks = [rank for _, rank in hosts]
     cause, *later = causes.values()
     later.sort(key=lambda each: each.at_us)
-    bad = _find_first_bad([rank for _, rank in ranks], [cause, *later])
+    bad = _find_first_bad(ranks, [cause, *later])
     until = (first.iteration if bad is None else min(bad.iteration, first.iteration)) + MAX_AFTER
     return FaultReport(
         root=root,
@@ -147,18 +153,18 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         cause=cause,
         later_causes=tuple(later),
         first_bad_value=bad,
-        steps=_summarize_steps([rank for _, rank in ranks], until),
+        steps=_summarize_steps(ranks, until),
         absent=tuple(_list_absent(records)),
-        ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
-        dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
-        notes=_list_notes([rank for _, rank in ranks]),
+        ends=tuple(_make_end(host, rank) for host, rank in hosts if rank.steps),
+        dropped_steps=sum(rank.dropped_steps for rank in ranks),
+        notes=_list_notes(ranks),
         standing_calls=tuple(find_standing_calls(list(_iterate_calls(ranks)))),
-        dropped_tensors=sum(rank.dropped_tensors for _, rank in ranks),
+        dropped_tensors=sum(rank.dropped_tensors for rank in ranks),
     )
 
 
-def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCallCounts]:
-    for _, rank in ranks:
+def _iterate_calls(ranks: Iterable[FrozenRank]) -> Iterator[RankCallCounts]:
+    for rank in ranks:
         if rank.steps:
             last = rank.steps[-1]
             waits = last.unfinished and rank.state is SessionState.OPEN
@@ -169,26 +175,22 @@ def _find_first_bad(
     ranks: Iterable[FrozenRank], causes: Sequence[FrozenCause]
 ) -> FirstBadValue | None:
     found = [
-        (step.iteration, _is_gradient(tensor), tensor.at_us, rank.rank, tensor, step.full_tensors)
+        FirstBadValue(rank.rank, step.iteration, tensor, full_tensors=step.full_tensors)
         for rank in ranks
         for step in rank.steps
-        for tensor in (step.first_nonfinite,)
-        if tensor is not None
+        if (tensor := step.first_nonfinite) is not None
     ]
     if not found:
         return None
-    iteration, _, _, rank, tensor, full_tensors = min(found, key=lambda each: each[:4])
-    about = [
-        cause.source
-        for cause in causes
-        if (cause.rank, cause.iteration, cause.op_name) == (rank, iteration, tensor.op_name)
-    ]
-    source = next(filter(None, about), "")
-    return FirstBadValue(rank, iteration, tensor, source, full_tensors)
+    first = min(found, key=_find_order)
+    place = first.rank, first.iteration, first.tensor.op_name
+    about = (each for each in causes if (each.rank, each.iteration, each.op_name) == place)
+    return replace(first, source=next((each.source for each in about if each.source), ""))
 
 
-def _is_gradient(tensor: NonfiniteTensor) -> bool:
-    return tensor.op_name.startswith(GRADIENTS_PREFIX)
+def _find_order(bad: FirstBadValue) -> tuple[int, bool, int, int]:
+    is_gradient = bad.tensor.op_name.startswith(GRADIENTS_PREFIX)
+    return bad.iteration, is_gradient, bad.tensor.at_us, bad.rank
 
 
 def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:
@@ -261,3 +263,43 @@ def _make_end(host: str, rank: FrozenRank) -> RankEnd:
     return RankEnd(
         rank.rank, host, last.iteration, rank.state, rank.ended_by, last.unfinished, last.stacks
     )
+
+
+def describe_fault(cause: FrozenCause) -> str:
+    """Return a sentence about a cause, with its rank, operator and line of the script."""
+    who = f"rank {cause.rank}, " if cause.rank is not None else ""
+    where = f"; {cause.side} {cause.slot} of {format_scope_name(cause.op_name)}"
+    line = f"; {cause.source}" if cause.source else ""
+    about = where if cause.op_name else ""
+    return f"{cause.kind.value}, {who}iteration {cause.iteration}: {cause.text}{about}{line}"
+
+
+def iter_bad_value_lines(found: FirstBadValue, root: str) -> Iterator[str]:
+    """Yield the lines about the first value that is not finite."""
+    yield describe_bad_value(found, format_scope_name(found.tensor.op_name))
+    clean = format_count(found.tensor.finite_before, "tensor")
+    yield f"  clean before it on that rank in that iteration: {clean}"
+    if found.source:
+        yield f"  {found.source}"
+    if found.full_tensors:
+        count = format_count(found.full_tensors, "tensor")
+        where = f"--rank {found.rank} --iteration {found.iteration}"
+        yield f"  {count} of that iteration in full: rankdump ls {root} {where}"
+
+
+def iter_rank_lines(report: FaultReport, hint: str = "") -> Iterator[str]:
+    """Yield sentences about ranks that are lost, had not ended or are missing, and about what had
+    been dropped; `hint` says where their stacks are.
+    """
+    for end in report.ends:
+        if end.state is SessionState.LOST:
+            how = f" ({end.ended_by})" if end.ended_by else ""
+            yield f"rank {end.rank} is lost{how}; its last step is iteration {end.iteration}"
+        elif end.unfinished:
+            count = len(end.stacks)
+            stacks = f" ({format_count(count, 'stack')}{hint})" if count else ""
+            yield f"rank {end.rank} had not ended iteration {end.iteration}{stacks}"
+    yield from map(describe_absence, report.absent)
+    dropped = format_dropped(report.dropped_steps, report.dropped_tensors)
+    if dropped:
+        yield f"{dropped} had been dropped because the agent's memory was short"

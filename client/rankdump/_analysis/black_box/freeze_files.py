@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._core.freeze_record import (
     BLACK_BOX_FOLDER,
     MAX_RECORD_BYTES,
@@ -52,14 +53,10 @@ def list_freezes(root: Path, job_id: str = "") -> tuple[tuple[FreezeStatus, ...]
     found: list[FreezeStatus] = []
     problems: list[str] = []
     for tree in list_frozen_trees(root):
-        try:
-            records = read_freeze_records(tree)
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        first = min(records, key=lambda each: each.frozen_us, default=None)
-        if first is not None and job_id in ("", first.job_id):
-            found.append(_make_status(first, tree))
+        with noted_errors(problems):
+            first = min(read_freeze_records(tree), key=lambda each: each.frozen_us, default=None)
+            if first is not None and job_id in ("", first.job_id):
+                found.append(_make_status(first, tree))
     return tuple(sorted(found, key=lambda each: each.frozen_us)), problems
 
 
@@ -76,20 +73,14 @@ def _make_status(record: FreezeRecord, tree: Path) -> FreezeStatus:
 
 
 def _read_record(path: Path) -> FreezeRecord:
-    try:
+    with named_errors(path):
         # Without blocking on a pipe, and never through a link.
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
-                raise CorruptedError(f"{path}: not a record of a freeze: no file, or too large")
-            data = file.read()
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        return parse_freeze_record(data)
-    except CorruptedError as error:
-        raise CorruptedError(f"{path}: {error}") from None
+                raise CorruptedError("not a record of a freeze: no file, or too large")
+            return parse_freeze_record(file.read())
 
 
 def _list_files(tree: Path) -> list[Path]:

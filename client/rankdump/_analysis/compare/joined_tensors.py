@@ -39,7 +39,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import ArrayElements, TensorElements
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
-from rankdump._analysis.reader.tensor_parts import opened_parts
+from rankdump._analysis.reader.tensor_loader import opened_parts
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.selection import GRADIENTS_PREFIX

@@ -43,9 +43,13 @@ from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._binfile.overflow_record import convert_overflow_to_json
 from rankdump._core import npy_format
 from rankdump._core.cann_types import FormatWord, split_format_word
-from rankdump._layout.device_formats import FLAT_ORDERS, ConvertedTensor, convert_format
+from rankdump._layout.device_formats import (
+    FLAT_ORDERS,
+    ConvertedTensor,
+    OriginalLayout,
+    convert_format,
+)
 from rankdump._layout.file_name import OVERFLOW_PREFIX, PACKED_SUFFIX
-from rankdump._layout.tensor_tiles import OriginalLayout
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError, EmptyFileError, PermanentError, UnsupportedError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,13 +15,13 @@ import xxhash
 
 from rankdump._analysis.fsck.damage import FileCheck, FileCheckResult
 from rankdump._analysis.fsck.tree_scan import NPY_FILE_NAME
+from rankdump._analysis.reader.tree_walk import is_packed_later
 from rankdump._binfile import bin_file
 from rankdump._binfile.bin_file import BinFile
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import (
     ByteBuffer,
-    compute_stored_bytes,
     iterate_zstd_frames,
     make_memory_reader,
     make_stored_frame,
@@ -44,7 +44,7 @@ _MAX_FOREIGN_BYTES = 64 << 30
 _DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 
 
-def check_bin_header(
+def _check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
 ) -> None:
     """Raise CorruptedError unless a header matches the manifest.
@@ -93,21 +93,18 @@ def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
 def _expected_parts(
     kind: type[_OperatorPart], of: dict[int, ManifestRecord], layout: Layout
 ) -> tuple[_OperatorPart, ...]:
-    every = range(max(of, default=-1) + 1)
-    return tuple(_expected_part(kind, of[slot], layout) if slot in of else kind() for slot in every)
-
-
-def _expected_part(
-    kind: type[_OperatorPart], record: ManifestRecord, layout: Layout
-) -> _OperatorPart:
-    shape = Shape(record.shape)
-    return kind(
-        data_type=DATA_TYPE_NUMBERS.get(record.dtype, 0),
-        format=FORMAT_NUMBERS[layout.tensor_format(record.shape)],
-        shape=shape,
-        size=record.bytes_in,
-        original_shape=shape,
-    )
+    """Return the parts up to the last slot; those of slots without a tensor are empty."""
+    parts = [kind()] * (max(of, default=-1) + 1)
+    for slot, record in of.items():
+        shape = Shape(record.shape)
+        parts[slot] = kind(
+            data_type=DATA_TYPE_NUMBERS.get(record.dtype, 0),
+            format=FORMAT_NUMBERS[layout.tensor_format(record.shape)],
+            shape=shape,
+            size=record.bytes_in,
+            original_shape=shape,
+        )
+    return tuple(parts)
 
 
 def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
@@ -115,7 +112,8 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
     name = job.paths[0]
     try:
         is_npy = NPY_FILE_NAME.fullmatch(name) is not None
-        if job.stored_bytes not in (0, len(data)) and not (is_npy and _is_packed_later(job, data)):
+        has_other_size = job.stored_bytes not in (0, len(data))
+        if has_other_size and not (is_npy and _may_be_packed_later(job, len(data))):
             raise CorruptedError(f"{len(data)} bytes, but its manifest has {job.stored_bytes}")
         tensors = _check_npy if is_npy else _check_bin
         sure, undecided = tensors(job, name, data)
@@ -124,25 +122,17 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
     return FileCheckResult(job, digests=sure, undecided=undecided)
 
 
-def _is_packed_later(job: FileCheck, data: memoryview) -> bool:
-    """Return whether a file of another size than in its manifest is one that is packed later.
-
-    An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
-    then the manifest when it has time. Digest and packing are checked as those of any file.
-    """
-    (record,) = job.records if len(job.records) == 1 else (None,)
-    if record is None or not select_codec(job.paths[0]).suffix:
-        return False
-    sizes = npy_format.compute_npy_sizes(cast("str", _stored_type(record).str), record.shape)
-    stored = compute_stored_bytes(sizes)
-    return stored in (job.stored_bytes, len(data))
+def _may_be_packed_later(job: FileCheck, file_bytes: int) -> bool:
+    """Return whether a file of another size is packed later; it is checked as any other."""
+    known = [record._replace(bytes_stored=job.stored_bytes) for record in job.records]
+    return len(known) == 1 and is_packed_later(known[0], job.paths[0], file_bytes)
 
 
 def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
     if len(job.records) != 1:
         raise CorruptedError(f"its manifest names {len(job.records)} tensors for a file of one")
     (record,) = job.records
-    limit = _stored_bytes(record) + _MAX_HEADER_BYTES
+    limit = math.prod(record.shape) * _stored_type(record).itemsize + _MAX_HEADER_BYTES
     plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
     form = read_npy_form(plain)
     offset = form.header.data_offset
@@ -159,7 +149,7 @@ def _check_bin(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
     limit = job.plain_bytes + _MAX_BIN_HEADER_BYTES if job.agent_wrote else _MAX_FOREIGN_BYTES
     plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
     file = bin_file.parse_bin_file(plain)
-    check_bin_header(file, job.records, len(plain), ours=job.agent_wrote)
+    _check_bin_header(file, job.records, len(plain), ours=job.agent_wrote)
     if select_codec(name).suffix:
         for frame in iterate_zstd_frames(make_memory_reader(data), len(data), limit_bytes=limit):
             content = plain[frame.content_offset : frame.content_end]
@@ -174,10 +164,6 @@ def _stored_type(record: ManifestRecord) -> np.dtype[Any]:
     return np.dtype(element.descr if element else record.dtype)
 
 
-def _stored_bytes(record: ManifestRecord) -> int:
-    return math.prod(record.shape) * _stored_type(record).itemsize
-
-
 def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
     if form.header.shape != record.shape:
         raise CorruptedError(f"shape {form.header.shape}, but its manifest has {record.shape}")
@@ -189,29 +175,19 @@ def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
     descr: str = found[1].decode("latin-1") if found is not None else ""
     # A type has several equivalent spellings, of which only one is ever written.
     usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
-    if not usual or all(head != write(descr, form) for write in _HEADER_WRITERS):
+    if not usual or head not in _iterate_headers(descr, form):
         raise CorruptedError("its header is not one that MindSpore, numpy or an agent writes")
 
 
-def _mindspore_header(descr: str, form: NpyFileForm) -> bytes:
-    return (
-        b"" if form.header.fortran_order else npy_format.format_npy_header(descr, form.header.shape)
-    )
-
-
-def _numpy_header(descr: str, form: NpyFileForm) -> bytes:
+def _iterate_headers(descr: str, form: NpyFileForm) -> Iterator[bytes]:
+    """Yield the header that agents and MindSpore write for an array, and that of numpy."""
     header = form.header
+    if not header.fortran_order:
+        yield npy_format.format_npy_header(descr, header.shape)
     written = io.BytesIO()
     facts = {"descr": descr, "fortran_order": header.fortran_order, "shape": header.shape}
     np.lib.format.write_array_header_1_0(written, facts)
-    return written.getvalue()
-
-
-_HEADER_WRITERS: tuple[Callable[[str, NpyFileForm], bytes], ...] = (
-    _mindspore_header,
-    _numpy_header,
-)
-"""The headers of agents and MindSpore, and those of numpy."""
+    yield written.getvalue()
 
 
 def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:

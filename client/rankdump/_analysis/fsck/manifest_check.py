@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rankdump._analysis.fsck.damage import DamageKind, FileDamage, StoredManifest, TreeItem
 from rankdump._analysis.fsck.tree_scan import read_regular_file
@@ -24,12 +24,18 @@ from rankdump._core.manifest import (
     is_intact,
     make_manifest_name,
 )
-from rankdump._layout import statistic_tables
 from rankdump._layout.api_files import parse_info_line
 from rankdump._layout.api_tree import parse_info_file_name
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, NameScheme, parse_name_in_folder
 from rankdump._layout.file_name import FileKind, FileName
 from rankdump._layout.profile import PROFILES
+from rankdump._layout.statistic_tables import (
+    STATISTIC_TABLE_NAME,
+    StatisticCsvRow,
+    clean_table_field,
+    parse_operator_table,
+    parse_statistic_table,
+)
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER, spell_operator
 from rankdump.errors import CorruptedError
 
@@ -42,7 +48,8 @@ _RankIteration: TypeAlias = "tuple[int, int | None]"
 """Rank and iteration; None for constants, and where no folder has the iteration."""
 _UNKNOWN_TYPE = name_element_type(0)
 """Name in tables of CANN for an element type that CANN lacks."""
-_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
+_FoundRow: TypeAlias = "tuple[FileName | None, StatisticCsvRow]"
+"""A row of a table, and the operator of a table of one."""
 
 
 def is_manifest(seen: TreeItem) -> bool:
@@ -157,16 +164,6 @@ def check_fingerprints(
             yield FileDamage(DamageKind.TORN, path, str(error))
 
 
-class _RowFacts(NamedTuple):
-    """Facts about a tensor in a row, without the statistics."""
-
-    member: str
-    name: str | None
-    """None where the table belongs to one operator."""
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def check_tables(
     root: Path, everything: Iterable[TreeItem], manifests: Iterable[StoredManifest]
 ) -> Iterator[FileDamage]:
@@ -200,7 +197,7 @@ def check_tables(
             damages: list[FileDamage] = []
             found = _read_rows(root, [seen for place in places for seen in tables[place]], damages)
             yield from damages
-            there = sum(_has_row(row, found) for row in rows)
+            there = sum(_has_row(row, found[row.timestamp_us]) for row in rows)
         if len(rows) > there:
             text = f"the manifest names {len(rows)} rows of tables, but the tables have {there}"
             yield FileDamage(DamageKind.MISSING, each.path, text)
@@ -213,7 +210,7 @@ def _is_table(seen: TreeItem) -> bool:
     if folder.names is NameScheme.API_TABLES:
         return parse_info_file_name(seen.name) is not None
     return (
-        statistic_tables.STATISTIC_TABLE_NAME.fullmatch(seen.name) is not None
+        STATISTIC_TABLE_NAME.fullmatch(seen.name) is not None
         or _operator_of_table(seen) is not None
     )
 
@@ -238,38 +235,37 @@ def _read_steps(root: Path, seen: TreeItem) -> list[int]:
     ]
 
 
-def _read_rows(root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]) -> _RowsByTime:
+def _read_rows(
+    root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]
+) -> defaultdict[int, list[_FoundRow]]:
     """Return the rows of tables by time stamp; adds a damage for each unreadable table."""
-    found: defaultdict[int, list[_RowFacts]] = defaultdict(list)
+    found: defaultdict[int, list[_FoundRow]] = defaultdict(list)
     for seen in tables:
-        operator = _operator_of_table(seen)
+        operator, rows = _operator_of_table(seen), list[StatisticCsvRow]()
         try:
             text = _read_text(root, seen).replace("\r\n", "\n")
             if operator is not None:
-                for of in statistic_tables.parse_operator_table(text, file=seen.name):
-                    row = _RowFacts(f"{of.side.value}.{of.slot}", None, of.data_type, of.shape)
-                    found[operator.timestamp_us].append(row)
+                rows = parse_operator_table(text, operator, file=seen.name)
             elif text:
-                for each in statistic_tables.parse_statistic_table(text, file=seen.name):
-                    member = f"{each.side.value}.{each.slot}"
-                    row = _RowFacts(member, each.op_name, each.dtype, each.shape)
-                    found[each.timestamp_us].append(row)
+                rows = parse_statistic_table(text, file=seen.name)
         except CorruptedError as error:
             damages.append(FileDamage(DamageKind.TORN, seen.path, str(error)))
+        for row in rows:
+            found[row.timestamp_us].append((operator, row))
     return found
 
 
-def _has_row(record: ManifestRecord, found: _RowsByTime) -> bool:
-    """Return whether a row matches a record of a manifest."""
+def _has_row(record: ManifestRecord, found: Iterable[_FoundRow]) -> bool:
+    """Return whether a row of the same time matches a record of a manifest."""
     return any(
-        record.member in ("", row.member)
+        record.member in ("", f"{row.side.value}.{row.slot}")
         and record.shape == row.shape
         and (
             record.dtype in (row.dtype, kind := normalize_element_name(row.dtype))
             or kind == _UNKNOWN_TYPE
         )
-        and (row.name is None or row.name in _name_spellings(record))
-        for row in found.get(record.timestamp_us, ())
+        and (operator is not None or row.op_name in _name_spellings(record))
+        for operator, row in found
     )
 
 
@@ -278,4 +274,4 @@ def _name_spellings(record: ManifestRecord) -> set[str]:
     of_profiles = (
         spell_operator(record.op_type, record.op_name, each) for each in PROFILES.values()
     )
-    return {record.op_name, *map(statistic_tables.clean_table_field, of_profiles)}
+    return {record.op_name, *map(clean_table_field, of_profiles)}

@@ -20,6 +20,7 @@ from rankdump._analysis.fsck.damage import (
     StoredManifest,
     TreeItem,
 )
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
@@ -99,11 +100,8 @@ def read_regular_file(root: Path, path: str) -> memoryview:
 
 
 def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[TreeItem]:
-    try:
-        with os.scandir(root / where) as found:
-            listed = sorted(found, key=lambda each: each.name)
-    except OSError as error:
-        raise CorruptedError(f"{root / where}: cannot be read: {error.strerror}") from None
+    with named_errors(root / where), os.scandir(root / where) as found:
+        listed = sorted(found, key=lambda each: each.name)
     names = _read_folder_names(root, where, folder, listed)
     for item in listed:
         path = f"{where}/{item.name}" if where else item.name
@@ -154,11 +152,11 @@ def _tree_item(
 def _read_folder_names(
     root: Path, where: str, folder: DumpFolder | None, listed: list[os.DirEntry[str]]
 ) -> LongFileNames:
-    held = folder is not None and folder.names is not NameScheme.NONE
     mapping = next((item for item in listed if item.name == MAPPING_FILE), None)
-    if not held or mapping is None or not mapping.is_file(follow_symlinks=False):
+    if folder is None or folder.names is NameScheme.NONE or mapping is None:
         return LongFileNames()
-    return read_long_names(root / where / MAPPING_FILE)
+    is_file = mapping.is_file(follow_symlinks=False)
+    return read_long_names(root / where / MAPPING_FILE) if is_file else LongFileNames()
 
 
 def plan_file_checks(
@@ -179,19 +177,17 @@ def plan_file_checks(
         elif file.is_regular:
             job = _plan_file_check(path, file, holders)
             # The header of a bin file has the name of the operator; an npy file has no name.
-            named_in = NPY_FILE_NAME.fullmatch(path) is None
-            due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
+            is_named = NPY_FILE_NAME.fullmatch(path) is None
+            due = tuple(
+                (each.dtype, each.shape, each.digest, is_named and (each.member, each.op_name))
+                for each in job.records
+            )
             same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
-            found[same] = (
-                job
-                if known is None
-                else replace(
-                    known,
-                    paths=known.paths + job.paths,
-                    stored_bytes=max(known.stored_bytes, job.stored_bytes),
-                )
-            )
+            if known is not None:
+                stored = max(known.stored_bytes, job.stored_bytes)
+                job = replace(known, paths=known.paths + job.paths, stored_bytes=stored)
+            found[same] = job
     return list(found.values())
 
 
@@ -202,11 +198,6 @@ def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
     stored = sum(record.bytes_stored for record in records)
     return FileCheck((path,), records, stored, file.size_bytes, ours)
-
-
-def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
-    of = (record.member, record.op_name) if named_in else ()
-    return record.dtype, record.shape, record.digest, of
 
 
 def check_unlisted_files(
@@ -278,7 +269,8 @@ def _check_unlisted_tensors(
         twin = twin if twin != file.relative else file.relative + PACKED_SUFFIX
         whole = wholes.get(file.operator) if file.file_name.kind is FileKind.MEMBER else None
         member = f"{file.file_name.side.value}.{file.file_name.slot}"
-        place = known.rank_of(file.folder), _iteration_of(file)
+        at = file.file_name.number if file.folder.iteration is None else file.folder.iteration
+        rank = known.rank_of(file.folder)
         if whole is not None and member in known.records_of(whole.relative):
             text = f"{whole.relative} contains the same tensor"
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
@@ -286,15 +278,11 @@ def _check_unlisted_tensors(
             yield FileDamage(
                 DamageKind.DUPLICATE, file.relative, f"the manifest names {twin} instead"
             )
-        elif place[1] is not None and place not in complete:
-            unended[(place[0], place[1], file.folder_path)] += 1
+        elif at is not None and (rank, at) not in complete:
+            unended[rank, at, file.folder_path] += 1
         else:
             yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
         how = "is retired" if (rank, iteration) in gone else "has no manifest"
         text = f"rank {rank}, iteration {iteration} {how}; {count} of its files remain"
         yield FileDamage(DamageKind.UNMANIFESTED, where, text)
-
-
-def _iteration_of(file: TensorFile) -> int | None:
-    return file.file_name.number if file.folder.iteration is None else file.folder.iteration

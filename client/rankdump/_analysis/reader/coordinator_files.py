@@ -9,13 +9,16 @@ which alone is the order. pyarrow is imported on use.
 from __future__ import annotations
 
 import heapq
+import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_order
 from rankdump._core.events import Finding
 from rankdump._core.execution_order import (
@@ -82,19 +85,25 @@ class PublishedOrder:
                 and attempt in (None, entry.attempt)
                 and (iterations is None or entry.iteration in iterations)
             )
-        names = {path: _parse_name(path) for path in self.paths}
-        paths = (
-            path
-            for path, name in names.items()
-            if graph in (None, name.graph) and attempt in (None, name.attempt)
-        )
-        parts = [_read_entries(path, iterations) for path in paths]
+        parts = [
+            _read_entries(path, iterations)
+            for path, name in list_order_files(self, attempt)
+            if graph in (None, name.graph)
+        ]
         return heapq.merge(*parts, key=lambda entry: entry.position)
 
     def read_last_entries(self, attempt: int | None = None) -> list[OrderEntry]:
         """Return the last entry of each graph and attempt; reads only the ends of the files."""
-        paths = (path for path in self.paths if attempt in (None, _parse_name(path).attempt))
-        return [entry for entry in map(_read_last_entry, paths) if entry is not None]
+        found = (_read_last_entry(path) for path, _ in list_order_files(self, attempt))
+        return [entry for entry in found if entry is not None]
+
+
+def list_order_files(
+    order: PublishedOrder, attempt: int | None = None
+) -> list[tuple[Path, OrderFileName]]:
+    """Return the files of an order, or of an attempt in it, with what their names say."""
+    named = ((path, _parse_name(path)) for path in order.paths)
+    return [(path, name) for path, name in named if attempt in (None, name.attempt)]
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
@@ -223,16 +232,13 @@ def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
     CorruptedError when the file is missing or invalid, or the job is not in it.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
-    try:
-        hints = parse_hints(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CorruptedError(
-            f"{path}: the file does not exist: no hints have been written"
-        ) from None
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, CorruptedError) as error:
-        raise CorruptedError(f"{path}: {error}") from None
+    with named_errors(path):
+        try:
+            hints = parse_hints(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CorruptedError("the file does not exist: no hints have been written") from None
+        except UnicodeDecodeError as error:
+            raise CorruptedError(str(error)) from None
     jobs = list(dict.fromkeys(hint.job_id for hint in hints))
     if job_id and job_id not in jobs:
         raise CorruptedError(
@@ -253,11 +259,6 @@ class LineSpan(NamedTuple):
 
     start: int
     end: int
-
-
-class _PositionRange(NamedTuple):
-    first: int
-    last: int
 
 
 def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[LineSpan] | None:
@@ -285,7 +286,8 @@ def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[Lin
     return sorted(found)
 
 
-def _read_positions(path: Path) -> _PositionRange | None:
+def _read_positions(path: Path) -> tuple[int, int] | None:
+    """Return the first and the last position in the table of an iteration."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -301,15 +303,15 @@ def _read_positions(path: Path) -> _PositionRange | None:
     known = [each.statistics for each in groups if each.statistics is not None]
     if not known or len(known) < len(groups):
         return None
-    return _PositionRange(min(each.min for each in known), max(each.max for each in known))
+    return min(each.min for each in known), max(each.max for each in known)
 
 
-def _find_span(file: BinaryIO, iteration: int, positions: _PositionRange) -> LineSpan | None:
+def _find_span(file: BinaryIO, iteration: int, positions: tuple[int, int]) -> LineSpan | None:
     """Return the lines of an iteration; None where the positions are not those of its lines."""
     start, last = (_find_line(file, position) for position in positions)
-    for place, position in ((start, positions.first), (last, positions.last)):
-        if _read_numbers(file, place) != (position, iteration):
-            return None
+    found = [_read_numbers(file, place) for place in (start, last)]
+    if found != [(position, iteration) for position in positions]:
+        return None
     return LineSpan(start, last + len(_read_line(file, last)))
 
 
@@ -318,18 +320,14 @@ def _find_line(file: BinaryIO, position: int) -> int:
     file.
     """
     file.seek(0)
-    low, high = len(file.readline()), file.seek(0, os.SEEK_END)
-    while low < high:
-        middle = (low + high) // 2
-        # The first line that begins behind the middle; there may be none before the end.
-        file.seek(middle)
-        begin = middle + len(file.readline())
-        numbers = _read_numbers(file, begin) if begin < high else None
-        if numbers is None or numbers[0] >= position:
-            high = middle
-        else:
-            low = begin
+    first, end = len(file.readline()), file.seek(0, os.SEEK_END)
+
+    def read_position_behind(place: int) -> float:
+        numbers = _read_numbers(file, place + len(_read_line(file, place)))
+        return numbers[0] if numbers is not None else math.inf
+
     # All lines that begin behind it have the position, or a later one.
+    low = first + bisect_left(range(first, end), position, key=read_position_behind)
     line = _read_numbers(file, low)
     return low if line is None or line[0] >= position else low + len(_read_line(file, low))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankdump._analysis.reader.foreign_files import find_marked_files, read_foreign_file
+from rankdump._analysis.reader.file_errors import named_errors
+from rankdump._analysis.reader.foreign_files import find_marked_files
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._layout.debug_log import is_debug_log, parse_debug_log
@@ -42,7 +43,7 @@ def read_debug_log_tree(root: Path, queries: Sequence[Query]) -> Tree:
     """Return the tree of the logs, restricted to the places that the queries select."""
     logs = find_debug_logs(root)
     tables = [
-        make_debug_log_table(path, place)
+        Table(path.parent, path.name, place.rank, "", 0, place.iteration, form=DEBUG_MODE)
         for path, place in logs
         if all(query.keeps_place(place.rank, 0, place.iteration) for query in queries)
     ]
@@ -57,14 +58,7 @@ def read_debug_log_tree(root: Path, queries: Sequence[Query]) -> Tree:
     )
 
 
-def make_debug_log_table(path: Path, place: CallPlace) -> Table:
-    """Return a log as a table of statistics."""
-    return Table(path.parent, path.name, place.rank, "", 0, place.iteration, form=DEBUG_MODE)
-
-
 def read_debug_log_calls(table: Table) -> list[ForeignCall]:
     """Return the calls in a log; CorruptedError names the file."""
-    try:
-        return parse_debug_log(read_foreign_file(table.path))
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
+    with named_errors(table.path):
+        return parse_debug_log(table.path.read_bytes())

@@ -315,7 +315,7 @@ class Dump:
         return [
             row
             for table in self._tree.tables
-            if all(_may_hold(table, query) for query in dump._queries)
+            if dump._may_hold(table)
             for row in read_table_rows(table, known)
             if dump._keeps(row)
         ]
@@ -470,6 +470,10 @@ class Dump:
             self._by_key[place] = found
         return self._by_key[place]
 
+    def _may_hold(self, table: Table) -> bool:
+        where = table.rank, table.graph, table.when
+        return all(query.keeps_place(*where, dated=table.dated) for query in self._queries)
+
     def _keeps(self, tensor: Named) -> bool:
         return all(query.keeps(tensor) for query in self._queries)
 
@@ -504,7 +508,3 @@ class Dump:
 def _without_time(key: TensorKey) -> TensorKey:
     """Return a key that identifies a tensor within one run."""
     return key._replace(timestamp_us=0, task=0, stream=0, tensor_format="", element="")
-
-
-def _may_hold(table: Table, query: Query) -> bool:
-    return query.keeps_place(table.rank, table.graph, table.when, dated=table.dated)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 import xxhash
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
 from rankdump._analysis.table.tree_access import LocalTree, TreeAccess
 from rankdump._core.manifest import (
@@ -71,13 +72,9 @@ def read_fingerprints(
         return None
     path = find_fingerprint_path(manifest_path)
     folder, _, name = path.rpartition("/")
-    try:
+    with noted_errors(problems), named_errors(access.root / path):
         _check_size(access.stat(path).st_size, manifest.fingerprints)  # a huge file is not read
         return check_fingerprint_file(access.read(folder, name), manifest.fingerprints, records)
-    except OSError as error:
-        problems.append(f"{access.root / path}: cannot be read: {error.strerror}")
-    except CorruptedError as error:
-        problems.append(f"{access.root / path}: {error}")
     return None
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rankdump._analysis.reader import debug_log_tree, flight_dumps, msprobe_tree
 from rankdump._analysis.reader.call_order import MergedCalls, RankCall, merge_iterations
-from rankdump._analysis.reader.foreign_files import read_foreign_file
-from rankdump._analysis.reader.foreign_tensors import make_rows
+from rankdump._analysis.reader.file_errors import named_errors
+from rankdump._analysis.reader.foreign_files import make_rows
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Figures, Table, Tree
 from rankdump._core.events import EventKind
@@ -113,10 +113,8 @@ def read_foreign_rows(table: Table) -> Iterator[Figures]:
 def read_foreign_stacks(path: Path, tool: str) -> OperatorStacks:
     """Yield the calls of a file with their stacks; CorruptedError where it is damaged."""
     parse = get_foreign_reader(tool).parse_stacks
-    try:
-        yield from parse(read_foreign_file(path)) if parse is not None else ()
-    except CorruptedError as error:
-        raise CorruptedError(f"{path}: {error}") from None
+    with named_errors(path):
+        yield from parse(path.read_bytes()) if parse is not None else ()
 
 
 def read_foreign_order(root: Path) -> MergedCalls | None:

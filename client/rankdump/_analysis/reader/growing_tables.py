@@ -10,14 +10,13 @@ has a time, and the manifest with that time has the iteration.
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain, islice, pairwise
-from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,16 @@ import numpy.typing as npt
 from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.statistic_tables import (
     INFO_ITEMS,
-    MAX_TABLE_BYTES,
     TOOL_STEP,
     PlacedInfoLine,
     make_info_row,
     make_statistics_row,
+    number_blocks,
 )
 from rankdump._analysis.reader.table_records import MAX_STAMP_US, TableRecords
+from rankdump._analysis.reader.table_text import MAX_HEADER_BYTES, open_table
 from rankdump._analysis.reader.tree import Figures, Table
-from rankdump._codec.file_codec import select_codec
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
 from rankdump._layout.api_tree import split_tensor_name
 from rankdump._layout.statistic_tables import StatisticCsvRow, parse_statistic_table
@@ -41,7 +41,6 @@ from rankdump.errors import CorruptedError
 
 _BLOCK_BYTES = 4 << 20
 _LINES_AT_A_TIME = 4096
-_MAX_HEADER_BYTES = 1 << 16
 _STEP = re.compile(rb'\["([^"\\]*(?:\\.[^"\\]*)*)", (-?[0-9]{1,18}), ')
 _SUMMARY = re.compile(rb', \[([^\[\]]*)\](?:, (?:"[^"]*"|\[\]), ([^,\[\]]*|\[\]))?\]\s*\Z')
 _TIME = re.compile(rb"[^,]*,[^,]*,[^,]*,[^,]*,([0-9]{1,18}),")
@@ -66,14 +65,8 @@ class _NumberedLine(NamedTuple):
     text: bytes
 
 
-@dataclass(slots=True)
-class _OpenIteration:
-    """An iteration whose lines are being read."""
-
-    iteration: int
-    left: Counter[str]
-    """Lines of each name in an info file that were not read yet."""
-    records: dict[str, list[StatusAndRecord]]
+_RowMaker: TypeAlias = "Callable[[Iterable[_NumberedLine]], Iterator[Figures]]"
+"""Makes the rows of an iteration from its lines, in one part or in several."""
 
 
 class _LineColumns(NamedTuple):
@@ -86,37 +79,6 @@ class _LineColumns(NamedTuple):
     iterations: npt.NDArray[np.int64]
 
 
-class _LineForm(Protocol):
-    """What lines of a kind of table mean."""
-
-    def read_key(self, line: _NumberedLine) -> int | None:
-        """Return what the iteration of a line is found by; None for a line without a row.
-
-        CorruptedError for a line that is invalid.
-        """
-        ...
-
-    def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
-        """Return the keys of lines that follow each other; None where each has to be read."""
-        ...
-
-    def find_iterations(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the iterations of all lines by their keys."""
-        ...
-
-    def keeps(self, line: _NumberedLine, keeps_name: NameFilter) -> bool:
-        """Return whether rows of the operator of a line are wanted."""
-        ...
-
-    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _OpenIteration:
-        """Return an iteration, given all lines of it that are wanted."""
-        ...
-
-    def make_rows(self, lines: Iterable[_NumberedLine], state: _OpenIteration) -> Iterator[Figures]:
-        """Yield the rows of lines of an iteration."""
-        ...
-
-
 class GrowingTable:
     """One table with rows of several iterations."""
 
@@ -125,17 +87,17 @@ class GrowingTable:
         self._table = table
         self.damage = ""
         """Error behind its rows; empty for an intact table."""
-        self.header = b""
+        self._header = b""
         """Of a `statistic.csv`."""
-        self._form: _LineForm
-        with _open_table(table) as file:
+        self._form: _InfoForm | _StatisticForm
+        with self._open() as file:
             if table.info:
                 self._form = _InfoForm(table, known)
                 self._lines = self._index_lines(file, start=0)
             else:
-                header = file.readline(_MAX_HEADER_BYTES)
-                self.header = header.rstrip(b"\r\n")
-                self._form = _StatisticForm(table, known, self.header)
+                header = file.readline(MAX_HEADER_BYTES)
+                self._header = header.rstrip(b"\r\n")
+                self._form = _StatisticForm(table, known, self._header)
                 self._lines = self._index_lines(file, start=len(header))
         found = np.unique(self._lines.iterations).tolist()
         self.iterations: list[int] = [each for each in found if known.is_asked(table, each)]
@@ -153,25 +115,23 @@ class GrowingTable:
         lines = self._read_wanted(self._places[iteration], keeps_name)
         first = next(lines, None)
         if first is not None:
-            state = self._begin(iteration, keeps_name)
-            yield from self._form.make_rows(chain([first], lines), state)
+            yield from self._begin(iteration, keeps_name)(chain([first], lines))
 
     def read_all_rows(self) -> Iterator[Figures]:
         """Yield the rows of all iterations that are asked for, in the order of the table."""
         left = {each: len(self._places[each]) for each in self.iterations}
-        states: dict[int, _OpenIteration] = {}
+        makers: dict[int, _RowMaker] = {}
         iterations = self._lines.iterations
         changes = (np.flatnonzero(iterations[1:] != iterations[:-1]) + 1).tolist()
         for start, end in pairwise([0, *changes, len(iterations)] if len(iterations) else []):
             iteration = int(iterations[start])
             if iteration in left:
-                if iteration not in states:
-                    states[iteration] = self._begin(iteration, None)
-                lines = self._read_lines(np.arange(start, end))
-                yield from self._form.make_rows(lines, states[iteration])
+                if iteration not in makers:
+                    makers[iteration] = self._begin(iteration, None)
+                yield from makers[iteration](self._read_lines(np.arange(start, end)))
                 left[iteration] -= end - start
                 if not left[iteration]:
-                    del states[iteration]
+                    del makers[iteration]
 
     def count_finite_rows(self, iteration: int) -> int:
         """Return the rows of an iteration of an info file; 0 where one may not be finite."""
@@ -182,9 +142,13 @@ class GrowingTable:
     def read_text(self, iteration: int) -> bytes:
         """Return the lines of an iteration of a `statistic.csv` behind its header."""
         lines = (line.text.rstrip(b"\r") for line in self._read_lines(self._places[iteration]))
-        return b"\n".join([self.header, *lines, b""])
+        return b"\n".join([self._header, *lines, b""])
 
-    def _begin(self, iteration: int, keeps_name: NameFilter | None) -> _OpenIteration:
+    def _open(self) -> AbstractContextManager[BinaryIO]:
+        table = self._table
+        return open_table(LocalTree(table.root), table.folder, table.path.name)
+
+    def _begin(self, iteration: int, keeps_name: NameFilter | None) -> _RowMaker:
         lines = self._read_wanted(self._places[iteration], keeps_name)
         return self._form.begin(iteration, lines)
 
@@ -199,7 +163,7 @@ class GrowingTable:
     def _read_lines(self, places: npt.NDArray[np.int64]) -> Iterator[_NumberedLine]:
         if not len(places):
             return
-        with _open_table(self._table) as file:
+        with self._open() as file:
             for at in range(0, len(places), _LINES_AT_A_TIME):
                 part = places[at : at + _LINES_AT_A_TIME]
                 starts, ends = self._lines.starts[part], self._lines.ends[part]
@@ -217,30 +181,21 @@ class GrowingTable:
                         yield _NumberedLine(number, data[start:end])
 
     def _index_lines(self, file: BinaryIO, *, start: int) -> _LineColumns:
-        starts: list[npt.NDArray[np.int64]] = []
-        ends: list[npt.NDArray[np.int64]] = []
-        numbers: list[npt.NDArray[np.int64]] = []
-        keys: list[npt.NDArray[np.int64]] = []
+        none = np.zeros(0, np.int64)
+        parts = [(none, none, none, none)]
         number = 1 + bool(start)
         for block in _iter_blocks(file, start=start):
             own = self._form.read_keys(block.lines)
             kept = np.arange(len(block.lines))
             if own is None:
                 own, kept = self._read_each_key(block, number)
-            starts.append(block.starts[kept])
-            ends.append(block.ends[kept])
-            numbers.append(kept + number)
-            keys.append(np.array(own, np.int64))
+            keys = np.array(own, np.int64)
+            parts.append((block.starts[kept], block.ends[kept], kept + number, keys))
             number += len(block.lines)
             if self.damage:
                 break
-        none = np.zeros(0, np.int64)
-        return _LineColumns(
-            np.concatenate([none, *starts]),
-            np.concatenate([none, *ends]),
-            np.concatenate([none, *numbers]),
-            self._form.find_iterations(np.concatenate([none, *keys])),
-        )
+        starts, ends, numbers, keys = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return _LineColumns(starts, ends, numbers, self._form.find_iterations(keys))
 
     def _read_each_key(
         self, block: _TextBlock, number: int
@@ -290,30 +245,13 @@ def _iter_blocks(file: BinaryIO, *, start: int) -> Iterator[_TextBlock]:
         yield _TextBlock([rest], place, place + len(rest), is_torn=True)
 
 
-@contextmanager
-def _open_table(table: Table) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
-    codec = select_codec(table.path.name)
-    try:
-        with table.path.open("rb") as file:
-            if not codec.suffix:
-                yield file
-                return
-            data = codec.decode(file.read(), limit_bytes=MAX_TABLE_BYTES)
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
-    yield io.BytesIO(bytes(data))
-
-
 def _clip(number: int) -> int:
     """Return a number that fits into a column: other programs may write any."""
     return max(-MAX_STAMP_US, min(number, MAX_STAMP_US))
 
 
 class _StatisticForm:
-    """Lines of `statistic.csv`."""
+    """What lines of `statistic.csv` mean; `_InfoForm` has the same methods."""
 
     def __init__(self, table: Table, known: TableRecords, header: bytes) -> None:
         self._table, self._known = table, known
@@ -321,6 +259,10 @@ class _StatisticForm:
         parse_statistic_table(self._decode(self._header), file=str(table.path))
 
     def read_key(self, line: _NumberedLine) -> int | None:
+        """Return what the iteration of a line is found by; None for a line without a row.
+
+        CorruptedError for a line that is invalid.
+        """
         found = _TIME.match(line.text)
         if found is not None:
             return int(found[1])
@@ -330,6 +272,7 @@ class _StatisticForm:
         return _clip(row.timestamp_us)
 
     def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
+        """Return the keys of lines that follow each other; None where each has to be read."""
         found = list(map(_TIME.match, lines))
         return None if None in found else [int(each[1]) for each in found if each is not None]
 
@@ -339,16 +282,16 @@ class _StatisticForm:
     def keeps(self, line: _NumberedLine, keeps_name: NameFilter) -> bool:
         return keeps_name(self._decode(line.text.split(b",", 2)[1]))
 
-    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _OpenIteration:
-        return _OpenIteration(iteration, Counter(), {})
+    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _RowMaker:
+        """Return what makes the rows of an iteration, given all lines of it that are wanted."""
+        return partial(self._make_rows, iteration)
 
-    def make_rows(self, lines: Iterable[_NumberedLine], state: _OpenIteration) -> Iterator[Figures]:
+    def _make_rows(self, iteration: int, lines: Iterable[_NumberedLine]) -> Iterator[Figures]:
         each = iter(lines)
         while batch := list(islice(each, _LINES_AT_A_TIME)):
             for row in self._parse(batch):
-                member = f"{row.side.value}.{row.slot}"
-                record = self._known.find_by_time(self._table, row.timestamp_us, member)
-                yield make_statistics_row(row, self._table, state.iteration, record)
+                record = self._known.find_of_row(self._table, row)
+                yield make_statistics_row(row, self._table, iteration, record)
 
     def _parse(self, lines: Sequence[_NumberedLine]) -> list[StatisticCsvRow]:
         text = b"\n".join([self._header, *(line.text.rstrip(b"\r") for line in lines)])
@@ -363,7 +306,7 @@ class _StatisticForm:
 
 
 class _InfoForm:
-    """Lines of an info file."""
+    """What lines of an info file mean."""
 
     def __init__(self, table: Table, known: TableRecords) -> None:
         self._table, self._known = table, known
@@ -412,29 +355,34 @@ class _InfoForm:
     def find_iterations(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if self._has_steps or (keys != TOOL_STEP).any():
             return keys
-        backward = np.array(self._backward[: len(keys)], bool)
-        # A forward after a backward begins the next one.
-        begins = np.concatenate([np.zeros(min(1, len(keys)), bool), backward[:-1] & ~backward[1:]])
-        return np.cumsum(begins, dtype=np.int64)
+        return number_blocks(self._backward[: len(keys)])
 
     def keeps(self, line: _NumberedLine, keeps_name: NameFilter) -> bool:
         return keeps_name(split_tensor_name(self._read_name(line))[0])
 
-    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _OpenIteration:
-        names = Counter(map(self._read_name, lines))
-        return _OpenIteration(iteration, names, self._known.records_by_name(self._table, iteration))
+    def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _RowMaker:
+        left = Counter(map(self._read_name, lines))
+        by_name = self._known.records_by_name(self._table, iteration)
+        return partial(self._make_rows, iteration, left, by_name)
 
-    def make_rows(self, lines: Iterable[_NumberedLine], state: _OpenIteration) -> Iterator[Figures]:
+    def _make_rows(
+        self,
+        iteration: int,
+        left: Counter[str],
+        by_name: Mapping[str, Sequence[StatusAndRecord]],
+        lines: Iterable[_NumberedLine],
+    ) -> Iterator[Figures]:
+        """Yield the rows of lines; `left` are the lines of each name that were not read yet."""
         for line in lines:
             parsed = self._parse(line)
-            records = state.records.get(parsed.name, ())
+            records = by_name.get(parsed.name, ())
             # The last lines are those of the records: a killed process has written some before.
-            number = len(records) - state.left[parsed.name]
-            state.left[parsed.name] -= 1
-            record = records[number] if records and number >= 0 else None
-            if record is not None and not self._known.selects(record[0]):
+            number = len(records) - left[parsed.name]
+            left[parsed.name] -= 1
+            status, record = records[number] if records and number >= 0 else (None, None)
+            if status is not None and not self._known.selects(status):
                 record = None
-            noted = PlacedInfoLine(parsed, line.number, state.iteration)
+            noted = PlacedInfoLine(parsed, line.number, iteration)
             row = make_info_row(noted, self._table, record, self._given)
             if row is not None:
                 yield row

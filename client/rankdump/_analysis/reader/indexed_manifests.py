@@ -10,25 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._analysis.reader.manifests import ManifestFileName, list_tree_manifests
 from rankdump._core.tree_root import STATE_FOLDER
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
 
 if TYPE_CHECKING:
     from rankdump._analysis.table.table_files import TableFile
 
 _MIN_MANIFESTS = 256
 """From so many on the table saves more time than loading pyarrow takes."""
-
-
-class PlacedManifest(NamedTuple):
-    """A manifest by its names."""
-
-    rank: int
-    iteration: int | None
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class IndexedFile:
     """Those whose rows it has, by rank and iteration; there is no other of that place."""
 
 
-def find_indexed_manifests(root: Path, manifests: Sequence[PlacedManifest]) -> frozenset[str]:
+def find_indexed_manifests(root: Path, manifests: Sequence[ManifestFileName]) -> frozenset[str]:
     """Return the paths of those manifests that the table of a tree has as they are now.
 
     Empty for a tree without a table, without pyarrow, and for few manifests.
@@ -66,17 +57,12 @@ def find_indexed_files(root: Path) -> list[IndexedFile]:
     """
     if not (root / STATE_FOLDER / "table").is_dir():
         return []
-    listed = [
-        PlacedManifest(folder.rank, file.iteration, file.path)
-        for name in list_rank_folders(root)
-        if RANK_FOLDER_PATTERN.fullmatch(name) and (folder := find_folder(name)) is not None
-        for file in list_manifest_files(root, name, [])
-    ]
+    listed = [*list_tree_manifests(root)]
     count = Counter((each.rank, each.iteration) for each in listed)
     places = {
-        str(each.path): (each.rank, each.iteration)
-        for each in listed
-        if each.iteration is not None and count[each.rank, each.iteration] == 1
+        str(path): (rank, iteration)
+        for path, iteration, _, rank in listed
+        if iteration is not None and rank is not None and count[rank, iteration] == 1
     }
     found: list[IndexedFile] = []
     prefix = make_path_prefix(root)
@@ -95,7 +81,7 @@ def make_path_prefix(root: Path) -> str:
     return str(root / "_")[:-1]
 
 
-def _list_table_files(root: Path, manifests: Iterable[PlacedManifest]) -> list[TableFile]:
+def _list_table_files(root: Path, manifests: Iterable[ManifestFileName]) -> list[TableFile]:
     """Return the files of a table that may have rows of manifests, without damaged ones."""
     if not (root / STATE_FOLDER / "table").is_dir():
         return []
@@ -104,7 +90,7 @@ def _list_table_files(root: Path, manifests: Iterable[PlacedManifest]) -> list[T
         from rankdump._analysis.table.tree_access import LocalTree
     except ModuleNotFoundError:
         return []
-    ranks = [each.rank for each in manifests]
+    ranks = [each.rank for each in manifests if each.rank is not None] or [0]
     iterations = [each.iteration for each in manifests if each.iteration is not None] or [0]
     extent = table_files.TableExtent(
         *(table_files.NumberRange(min(of), max(of)) for of in (iterations, ranks))

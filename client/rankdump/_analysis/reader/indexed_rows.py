@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankdump._analysis.reader.indexed_manifests import IndexedFile
+from rankdump._analysis.table.table_files import take_in_order
 from rankdump._analysis.table.table_schema import ITERATION_SCHEMA, TENSOR_SCHEMA
 from rankdump.errors import CorruptedError
 
@@ -38,12 +39,6 @@ def _read(path: Path, schema: pa.Schema, columns: list[str]) -> Any:
         return rows.cast(pa.schema([schema.field(name) for name in columns]))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorruptedError(f"{path}: cannot be read: {error}") from None
-
-
-def _sort_by_place(rows: pa.Table) -> pa.Table:
-    keys = [rows.column(name).to_numpy() for name in reversed(_PLACE)]
-    order = np.lexsort(keys)
-    return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
 def _split_places(rows: pa.Table) -> Iterator[tuple[tuple[int, int], int, int]]:
@@ -89,7 +84,9 @@ def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
     for rank in pc.unique(constants.column("rank")).to_pylist():
         own = constants.filter(pc.equal(constants.column("rank"), rank))
         yield _sum_sizes(own, rank, None, 0)
-    dated = _sort_by_place(rows.filter(is_dated))
+    dated = rows.filter(is_dated)
+    order = np.lexsort([dated.column(name).to_numpy() for name in reversed(_PLACE)])
+    dated = take_in_order(dated, order)
     parts = {place: (start, end) for place, start, end in _split_places(dated)}
     for (rank, iteration), stall_us in stalls.items():
         start, end = parts.get((rank, iteration), (0, 0))

@@ -1,12 +1,15 @@
 """Sentences about a job that `status` and the live page say beside its ranks: merge, timeouts,
-findings, freezes, and the use and limits of disks, jobs and memory. Pure.
+findings, freezes, and the use and limits of disks, jobs and memory; and about what became of an
+order to it. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from rankdump._analysis.reader.query import name_ranks
 from rankdump._core.events import Finding
+from rankdump._core.job_control import ControlAction, ControlResult
 from rankdump._core.status import (
     BlackBoxStatus,
     DiskStatus,
@@ -92,22 +95,26 @@ def format_findings(
 
 def format_freezes(view: StatusView) -> list[str]:
     """Return a line for each freeze of a black box."""
+    freezes = view.black_box.freezes
+    several = len({each.job_id for each in freezes}) > 1
     return [
         f"frozen at iteration {each.iteration}{f' of job {each.job_id}' if several else ''}: "
         f"{each.text}; {f'rankdump faults {each.root}' if each.root else 'its tree is not written'}"
-        for several in [len({each.job_id for each in view.black_box.freezes}) > 1]
-        for each in view.black_box.freezes
+        for each in freezes
     ]
 
 
 def _format_black_box(black_box: BlackBoxStatus) -> str:
     held = format_count(black_box.steps, "step")
     text = f"black box: {held} of ranks, {format_bytes(black_box.step_bytes)}"
-    counts = ((black_box.dropped_steps, "step"), (black_box.dropped_tensors, "full tensor"))
-    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
-    if not dropped:
-        return text
-    return f"{text}; {' and '.join(dropped)} dropped because memory was short"
+    dropped = format_dropped(black_box.dropped_steps, black_box.dropped_tensors)
+    return f"{text}; {dropped} dropped because memory was short" if dropped else text
+
+
+def format_dropped(steps: int, tensors: int) -> str:
+    """Return what a black box has dropped; empty for nothing."""
+    counts = ((steps, "older step"), (tensors, "older full tensor"))
+    return " and ".join(format_count(count, what) for count, what in counts if count)
 
 
 def format_resource_usage(view: StatusView) -> list[str]:
@@ -174,3 +181,34 @@ def _format_job(job: JobUsage) -> str:
     if job.retired_iterations:
         parts.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
     return f"job {job.job_id}: {', '.join(parts)}"
+
+
+def format_result(
+    job_id: str, action: ControlAction, values: Sequence[str], result: ControlResult
+) -> list[str]:
+    """Return the lines about a result: what begins where, and ranks that are apart."""
+    what = " ".join((action.value, *values))
+    changed = [each.rank for each in result.ranks if each.iteration is not None]
+    is_freeze = action is ControlAction.FREEZE
+    done = "frozen" if is_freeze else "changed"
+    if result.iteration is None or not changed:
+        lines = [f"job {job_id}: {what}: no rank is {done}"]
+    else:
+        how = f"{what} from iteration {result.iteration} on"
+        if is_freeze:
+            how = f"frozen at iteration {result.iteration} (rankdump faults)"
+        lines = [f"job {job_id}: {how}, {name_ranks(changed)}"]
+    return [*lines, *_format_ranks(result, done)]
+
+
+def _format_ranks(result: ControlResult, done: str) -> Iterator[str]:
+    """Yield what is to be known of some ranks, a line for all of which it is true."""
+    by_text: dict[str, list[int]] = {}
+    for each in result.exceptions:
+        begins = f"not {done}" if each.iteration is None else f"from iteration {each.iteration} on"
+        begins = "not confirmed" if each.unconfirmed else begins
+        by_text.setdefault(f"{begins}: {each.reason}", []).append(each.rank)
+    for each in result.ranks:
+        if each.note:
+            by_text.setdefault(each.note, []).append(each.rank)
+    yield from (f"{name_ranks(ranks)}: {text}" for text, ranks in by_text.items())

@@ -116,7 +116,8 @@ def read_manifest_columns(
     records, files = _parse_records(files, problems)
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
-    records = _spell_layouts(records, files, manifest_of)
+    layouts = _take_texts(records.column("layout"), [each.layouts for each in files], manifest_of)
+    records = records.set_column(records.schema.get_field_index("layout"), "layout", layouts)
     records = _join_baseline_paths(records, files, manifest_of)
     records = _add_sides(access, records)
     read = [each.path for each in files]
@@ -161,15 +162,7 @@ def _format_again(data: bytes) -> bytes:
         record._replace(**{name: _make_text(getattr(record, name)) for name in _NAMES})
         for record in manifest.records
     )
-    return Manifest(
-        manifest.status,
-        manifest.world_size,
-        manifest.device,
-        manifest.host,
-        records,
-        manifest.session,
-        manifest.fingerprints,
-    ).to_json()
+    return replace(manifest, records=records, card=None).to_json()
 
 
 _NAMES = ("path", "op_type", "op_name", "argument")
@@ -193,16 +186,16 @@ def _parse_records(
     kept: list[_ManifestFile] = []
     for each in files:
         status = each.manifest.status
-        where = f"the manifest of rank {status.rank}, iteration {status.iteration}"
-        for data in (each, None):
+        try:
             try:
-                whole = data if data is not None else _repair(each)
-                tables.append(_parse_lines([whole]))
-                kept.append(whole)
-                break
-            except (pa.ArrowException, CorruptedError) as error:
-                if data is None:
-                    problems.append(f"{where}: {error}")
+                tables.append(_parse_lines([each]))
+            except pa.ArrowException:
+                each = _repair(each)
+                tables.append(_parse_lines([each]))
+            kept.append(each)
+        except (pa.ArrowException, CorruptedError) as error:
+            where = f"the manifest of rank {status.rank}, iteration {status.iteration}"
+            problems.append(f"{where}: {error}")
     if not tables:
         return _RECORD_SCHEMA.empty_table(), []
     return pa.concat_tables(tables), kept
@@ -248,34 +241,27 @@ def _read_json_lines(lines: bytes, block_bytes: int) -> pa.Table:
     )
 
 
-def _spell_layouts(
-    records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
-) -> pa.Table:
-    """Replace the numbers of layouts by their texts."""
-    at = records.schema.get_field_index("layout")
-    texts = [text for each in files for text in each.layouts]
+def _take_texts(
+    numbers: pa.ChunkedArray, lists: Sequence[Sequence[str]], manifest_of: npt.NDArray[np.int64]
+) -> Any:
+    """Return the texts of numbers in the lists of their manifests; NULL for a number of none."""
+    texts = [text for own in lists for text in own]
     if not texts:
-        return records.set_column(at, "layout", pa.nulls(len(records), pa.string()))
-    starts = np.cumsum([0, *(len(each.layouts) for each in files)])[:-1]
-    numbers = records.column("layout")
+        return pa.nulls(len(numbers), pa.string())
+    starts = np.cumsum([0, *map(len, lists)])[:-1]
     known = pc.add(numbers.cast(pa.int64()), pa.array(starts[manifest_of]))
     is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
-    known = pc.if_else(is_known, known, None)
-    return records.set_column(at, "layout", pc.take(pa.array(texts, pa.string()), known))
+    return pc.take(pa.array(texts, pa.string()), pc.if_else(is_known, known, None))
 
 
 def _join_baseline_paths(
     records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
 ) -> pa.Table:
     """Put the baselines of tensors before their paths."""
-    places = records.column("baseline")
-    texts = [f"{text}/" for each in files for text in each.baselines]
-    if not texts:
+    lists = [[f"{text}/" for text in each.baselines] for each in files]
+    if not any(lists):
         return records
-    starts = np.cumsum([0, *(len(each.baselines) for each in files)])[:-1]
-    known = pc.add(places.cast(pa.int64()), pa.array(starts[manifest_of]))
-    known = pc.if_else(pc.less(known, len(texts)), known, None)
-    roots = pc.take(pa.array(texts, pa.string()), known)
+    roots = _take_texts(records.column("baseline"), lists, manifest_of)
     paths = pc.binary_join_element_wise(roots, records.column("same_as"), "")
     return records.set_column(records.schema.get_field_index("same_as"), "same_as", paths)
 

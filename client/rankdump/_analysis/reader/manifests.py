@@ -15,8 +15,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._analysis.table.tree_access import LocalTree
@@ -35,13 +36,12 @@ from rankdump._core.tree_session import (
     TreeSession,
     parse_tree_session,
 )
-from rankdump._layout.dump_folders import DumpFolder, find_folder
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, DumpFolder, find_folder
 from rankdump._layout.file_name import NUMBER_PATTERN
 from rankdump._layout.tree_layouts import parse_folder_owner
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError
 
-_T = TypeVar("_T")
 _CLAIM_NAME = re.compile(r"[0-9]{14}\.[0-9]+")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The status of an iteration, and one record of it."""
@@ -76,8 +76,8 @@ class TreeManifests:
             if path:
                 self._files[path][record.member] = status, record
                 parents.add(path.rpartition("/")[0])
-        for parent in parents:
-            self._bases[_base_of(parent)].add(status.rank)
+        for folder in map(find_folder, parents):
+            self._bases[folder.base if folder is not None else ""].add(status.rank)
 
     def records_of(self, path: str) -> dict[str, StatusAndRecord]:
         """Return the records of a file by member; for a file of one tensor, by an empty name."""
@@ -113,7 +113,8 @@ class TreeManifests:
     def add_constants_of(self, other: TreeManifests) -> None:
         """Add the unclaimed records of constants, which any iteration's manifest may have."""
         for path in other.unclaimed_paths:
-            if _is_constant(path):
+            folder = find_folder(path.rpartition("/")[0])
+            if folder is not None and folder.constant:
                 other._asked.add(path)
                 self._files[path] |= other._files[path]
 
@@ -146,65 +147,73 @@ class ManifestFileName(NamedTuple):
     """None where the name does not have it."""
     session: tuple[str, str]
     """Folder of the rank, and the session in the name; without one, the whole name."""
+    rank: int | None = None
+    """By the folder; None where its name is not that of a rank's."""
+
+
+def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
+    """Yield the manifests of all ranks that can be listed, those of each sorted by iteration."""
+    for folder in list_rank_folders(root):
+        yield from list_manifest_files(root, folder, [])
 
 
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
     """Return the manifests in the folder of a rank, sorted by iteration."""
-    folder = root / rank / MANIFEST_FOLDER
-    try:
-        with os.scandir(folder) as items:
-            names = [item.name for item in items]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problems.append(f"{folder}: cannot be read: {error.strerror}")
-        return []
+    folder, names = root / rank / MANIFEST_FOLDER, list[str]()
+    with (
+        noted_errors(problems),
+        named_errors(folder),
+        suppress(FileNotFoundError),
+        os.scandir(folder) as items,
+    ):
+        names = [item.name for item in items]
+    of_rank = RANK_FOLDER_PATTERN.fullmatch(rank)
+    number = int(of_rank[2]) if of_rank else None
     found = [
-        ManifestFileName(folder / name, int(parts[1]), (rank, parts[2]))
+        ManifestFileName(folder / name, int(parts[1]), (rank, parts[2]), number)
         if (parts := _MANIFEST_NAME.fullmatch(name))
-        else ManifestFileName(folder / name, None, (rank, name))
+        else ManifestFileName(folder / name, None, (rank, name), number)
         for name in names
         if name.endswith(".json") and not name.startswith(".")
     ]
     return sorted(found, key=lambda file: (file.iteration is not None, file.iteration, file.path))
 
 
-def read_manifests(
-    files: Iterable[ManifestFileName], problems: list[str], *, balances_only: bool = False
-) -> Iterator[Manifest]:
-    """Yield manifests one after the other; adds a problem for each unreadable one.
-
-    With `balances_only`, records are not read.
-    """
-    for path, *_ in files:
-        try:
-            head = _read_head(path) if balances_only else None
-            yield head or Manifest.from_json(path.read_bytes())
-        except OSError as error:
-            problems.append(f"{path}: cannot be read: {error.strerror}")
-        except CorruptedError as error:
-            problems.append(f"{path}: {error}")
+def read_manifest(path: Path) -> Manifest:
+    """Return a manifest; CorruptedError where it is none, OSError where it cannot be read."""
+    return Manifest.from_json(path.read_bytes())
 
 
-def read_file_records(
-    files: Iterable[ManifestFileName], problems: list[str], indexed: Container[str]
-) -> Iterator[Manifest]:
-    """Yield manifests like `read_manifests`, without records where none of them names a file.
+def read_balance(path: Path) -> Manifest:
+    """Return a manifest, if possible without its records."""
+    return _read_head(path) or read_manifest(path)
+
+
+def read_file_records(path: Path, indexed: Container[str]) -> Manifest:
+    """Return a manifest, without its records where none of them names a file.
 
     Rows of tables are most records of a dump of statistics, and making objects of them would be
     most of the time to open its tree. The bytes show whether there are others; those of `indexed`
     manifests are known to be whole, so their first line is enough.
     """
+    head = _read_head(path)
+    if head is None or head.status.bytes_stored or head.status.linked:
+        return read_manifest(path)
+    if str(path) in indexed:
+        return head
+    data = path.read_bytes()
+    return head if names_no_file(data) else Manifest.from_json(data)
+
+
+def read_manifests(
+    files: Iterable[ManifestFileName],
+    problems: list[str],
+    read: Callable[[Path], Manifest] = read_manifest,
+) -> Iterator[Manifest]:
+    """Yield manifests one after the other; adds a problem for each that `read` cannot read."""
     for path, *_ in files:
         try:
-            head = _read_head(path)
-            if head is not None and (head.status.bytes_stored or head.status.linked):
-                head = None
-            if head is not None and str(path) in indexed:
-                yield head
-                continue
-            data = path.read_bytes()
-            yield head if head is not None and names_no_file(data) else Manifest.from_json(data)
+            yield read(path)
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
         except CorruptedError as error:
@@ -222,48 +231,21 @@ def _read_head(path: Path) -> Manifest | None:
     return Manifest.parse_head(start[: start.find(b"\n") + 1])
 
 
-def _base_of(parent: str) -> str:
-    folder = find_folder(parent)
-    return folder.base if folder is not None else ""
-
-
-def _is_constant(path: str) -> bool:
-    folder = find_folder(path.rpartition("/")[0])
-    return folder is not None and folder.constant
-
-
 def read_retired_iterations(
     root: Path, ranks: Iterable[str], problems: list[str]
 ) -> frozenset[RetiredIteration]:
     """Return the retired iterations of ranks; adds a problem for each unreadable list or line."""
     found: set[RetiredIteration] = set()
-    for rank in ranks:
-        lines = _read_lines(root / rank / METADATA_FOLDER / RETIRED_FILE, problems)
-        found.update(_parse_each(lines, RetiredIteration.from_line, problems))
+    for path in (root / rank / METADATA_FOLDER / RETIRED_FILE for rank in ranks):
+        with noted_errors(problems), named_errors(path), suppress(FileNotFoundError):
+            lines = path.read_bytes().decode(errors="replace").split("\n")
+            # After the last line end there is nothing, or a line that is being written.
+            for line in lines[:-1]:
+                try:
+                    found.add(RetiredIteration.from_line(line))
+                except CorruptedError as error:
+                    problems.append(f"{path}: {error}")
     return frozenset(found)
-
-
-def _read_lines(path: Path, problems: list[str]) -> list[tuple[Path, str]]:
-    """Return the complete lines of a list with its path; adds a problem if it is unreadable."""
-    try:
-        lines = path.read_bytes().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
-        return []
-    # After the last line end there is nothing, or a line that is being written.
-    return [(path, line) for line in lines[:-1]]
-
-
-def _parse_each(
-    lines: Iterable[tuple[Path, str]], parse: Callable[[str], _T], problems: list[str]
-) -> Iterator[_T]:
-    for path, line in lines:
-        try:
-            yield parse(line)
-        except CorruptedError as error:
-            problems.append(f"{path}: {error}")
 
 
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
@@ -299,13 +281,12 @@ def find_other_sessions(
 def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
     """Return of each session the status in its first readable manifest: its job and attempt."""
     files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
-    for rank in list_rank_folders(root):
-        for file in list_manifest_files(root, rank, []):
-            files[file.session].append(file)
+    for file in list_tree_manifests(root):
+        files[file.session].append(file)
     return {
         session: manifest.status
         for session, own in files.items()
-        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
+        if (manifest := next(read_manifests(own, [], read_balance), None)) is not None
     }
 
 

@@ -6,13 +6,15 @@ and the dump.json of the selected ranks and steps; no tensor.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 
-from rankdump._analysis.reader.foreign_tensors import make_entries
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
+from rankdump._analysis.reader.foreign_files import make_entries, read_start
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._layout.foreign_calls import CallPlace, ForeignCall
@@ -28,7 +30,6 @@ from rankdump.errors import CorruptedError
 
 MSPROBE = "msprobe"
 _MARKS = (b'"task"', b'"level"')
-_MAX_START_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,13 @@ def is_msprobe_dump(root: Path) -> bool:
     return any(True for _ in _find_folders(root))
 
 
-def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
+def _sort_folders(root: Path) -> list[MsprobeFolder]:
     """Return the folders of ranks, by iteration and rank.
 
     CorruptedError where several processes without a rank wrote to one step.
     """
     found = sorted(_find_folders(_find_base(root)), key=lambda each: (each.place, each.path.name))
-    for one, other in itertools.pairwise(found):
+    for one, other in pairwise(found):
         if one.place == other.place:
             raise CorruptedError(
                 f"{one.path.parent}: {one.path.name} and {other.path.name} are both of rank "
@@ -70,7 +71,7 @@ def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
 
 def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
     """Return the tree of a dump, restricted to the places that the queries select."""
-    folders, root = find_msprobe_folders(root), _find_base(root)
+    folders, root = _sort_folders(root), _find_base(root)
     problems: list[str] = []
     batches: list[list[Entry]] = []
     tables: list[Table] = []
@@ -85,14 +86,11 @@ def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
                 "writes it at the end of a step, and a job that was killed has lost it"
             )
             continue
-        table = make_msprobe_table(root, folder)
+        path = folder.join_name(root, folder.dump_file)
+        table = Table(root, path, place.rank, "", 0, place.iteration, form=MSPROBE)
         tables.append(table)
-        try:
-            calls = read_msprobe_calls(table)
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        batches.append(_read_entries(root, folder, calls, problems))
+        with noted_errors(problems):
+            batches.append(_read_entries(root, folder, read_msprobe_calls(table), problems))
     return Tree(
         root=root,
         ranks=tuple(sorted({each.place.rank for each in folders})),
@@ -119,25 +117,15 @@ def find_dump_file(entry: Entry) -> Path | None:
     return folder.parent / found.dump_file if found is not None and found.dump_file else None
 
 
-def make_msprobe_table(root: Path, folder: MsprobeFolder) -> Table:
-    """Return the dump.json of a folder as a table of statistics."""
-    path = folder.join_name(root, folder.dump_file)
-    return Table(root, path, folder.place.rank, "", 0, folder.place.iteration, form=MSPROBE)
-
-
 def read_msprobe_calls(table: Table) -> list[ForeignCall]:
     """Return the calls in a dump.json; CorruptedError names the file."""
-    try:
+    with named_errors(table.path):
         return parse_dump_file(table.path.read_bytes())
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
 
 
 def find_stack_files(root: Path) -> list[tuple[Path, CallPlace]]:
     """Return the stack files of a dump; those of one rank have the same calls in each step."""
-    files = ((folder.path / STACK_FILE, folder.place) for folder in find_msprobe_folders(root))
+    files = ((folder.path / STACK_FILE, folder.place) for folder in _sort_folders(root))
     return [(path, place) for path, place in files if path.is_file()]
 
 
@@ -148,20 +136,16 @@ def _find_base(root: Path) -> Path:
 def _find_folders(root: Path) -> Iterator[MsprobeFolder]:
     """Yield the folders of ranks below a root, which may be one itself."""
     own = root.absolute()
-    step = parse_step_folder(own.name)
-    if parse_rank_folder(own.name) is not None:
-        step = parse_step_folder(own.parent.name)
-    known = _make_folder(root, parse_rank_folder(own.name) or 0, step or 0)
+    rank = parse_rank_folder(own.name)
+    step = parse_step_folder(own.name if rank is None else own.parent.name) or 0
+    known = _make_folder(root, rank or 0, step)
     if known is not None:
         yield known
         return
-    for path, rank in _list_folders(root, parse_rank_folder):
-        known = _make_folder(path, rank, step or 0)
-        if known is not None:
-            yield known
-    for below, number in _list_folders(root, parse_step_folder):
-        for path, rank in _list_folders(below, parse_rank_folder):
-            known = _make_folder(path, rank, number)
+    steps = chain([(root, step)], _list_folders(root, parse_step_folder))
+    for folder, iteration in steps:
+        for path, number in _list_folders(folder, parse_rank_folder):
+            known = _make_folder(path, number, iteration)
             if known is not None:
                 yield known
 
@@ -175,14 +159,10 @@ def _make_folder(path: Path, rank: int, iteration: int) -> MsprobeFolder | None:
 
 
 def _is_dump_file(path: Path) -> bool:
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            start = file.read(_MAX_START_BYTES)
-    except OSError:
-        return False
-    return all(key in start for key in _MARKS)
+    with suppress(OSError):
+        start = read_start(path) if path.is_file() else b""
+        return all(mark in start for mark in _MARKS)
+    return False
 
 
 def _list_folders(

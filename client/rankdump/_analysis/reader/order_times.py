@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from rankdump._analysis.reader.coordinator_files import PublishedOrder
-from rankdump._core.execution_order import parse_order_file_name
+from rankdump._analysis.reader.coordinator_files import PublishedOrder, list_order_files
 from rankdump.errors import CorruptedError
 
 _BLOCK_BYTES = 4 << 20
@@ -45,10 +44,8 @@ def _iter_sums(order: PublishedOrder, attempt: int | None) -> Iterator[pa.Table]
         columns = {name: [getattr(each, name) for each in merged] for name in _TYPES}
         columns["ranks"] = [" ".join(map(str, ranks)) for ranks in columns["ranks"]]
         yield _sum_block(pa.table(columns))
-    for path in order.paths:
-        name = parse_order_file_name(path.name)
-        if name is not None and attempt in (None, name.attempt):
-            yield from _sum_file(path)
+    for path, _ in list_order_files(order, attempt):
+        yield from _sum_file(path)
 
 
 def _sum_file(path: Path) -> Iterator[pa.Table]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from rankdump._analysis.reader.coordinator_files import PublishedOrder
+from rankdump._analysis.reader.coordinator_files import PublishedOrder, list_order_files
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._core.events import EventKind
-from rankdump._core.execution_order import make_trace_file_name, parse_order_file_name
+from rankdump._core.execution_order import make_trace_file_name
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
 
@@ -61,16 +63,12 @@ def list_traces(root: Path, order: PublishedOrder, iteration: int) -> list[Publi
     A file that is a link to outside of the tree is none of its traces.
     """
     found: list[PublishedTrace] = []
-    for path in order.paths:
-        name = parse_order_file_name(path.name)
+    for path, name in list_order_files(order):
         trace = path.with_suffix(".trace") / make_trace_file_name(iteration)
-        if name is None or not trace.resolve().is_relative_to(root.resolve()):
-            continue
-        try:
-            size = trace.stat().st_size
-        except OSError:
-            continue
-        found.append(PublishedTrace(trace, name.graph, name.attempt, size))
+        if trace.resolve().is_relative_to(root.resolve()):
+            with suppress(OSError):
+                size = trace.stat().st_size
+                found.append(PublishedTrace(trace, name.graph, name.attempt, size))
     return found
 
 
@@ -115,11 +113,8 @@ def _select_events(
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    with named_errors(path), path.open("rb") as file:
+        yield from enumerate(file, 1)
 
 
 def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -188,6 +188,11 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(_format_run(low, high) for low, high in runs)
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Return `rank 3`, or `ranks 0-2,7`; each may come several times."""
+    return f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}"
 
 
 def group_ranks(places: Iterable[tuple[int, int]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.query import name_ranks, ranges
 from rankdump._core.attempts import describe_crash
 from rankdump._core.drop_reasons import describe_degraded, describe_drops
 from rankdump._core.plan_change import NO_ITERATIONS
@@ -89,10 +89,7 @@ class RankTally:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Tensors lost, by reason."""
-        total: Counter[str] = Counter()
-        for iteration in self.iterations:
-            total.update(iteration.dropped)
-        return total
+        return _sum_counts(iteration.dropped for iteration in self.iterations)
 
     @property
     def same_as_baseline(self) -> int:
@@ -102,10 +99,14 @@ class RankTally:
     @property
     def degraded_by(self) -> Mapping[str, int]:
         """Tensors of which less than the plan selects was kept, by reason."""
-        total: Counter[str] = Counter()
-        for iteration in self.iterations:
-            total.update(iteration.degraded_by)
-        return total
+        return _sum_counts(iteration.degraded_by for iteration in self.iterations)
+
+
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +221,9 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
         crash = [f"{attempt} {tally.crash}".lstrip()] if tally.crash else []
         for text in (*crash, *texts):
             by_text.setdefault(text, []).append(tally.rank)
-    own = [
-        f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
-        for text, ranks in by_text.items()
-    ]
+    own = [f"{name_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
     others = merge_rank_sentences(finding for finding in view.findings if finding not in own)
-    return (*_explain_empty_view(view), *own, *_format_waits(view), *others)
+    return (*_explain_empty_view(view), *own, *_format_waits(view, tallies), *others)
 
 
 _RANK_SENTENCE = re.compile(r"rank (\d+)((?:: | ended | and )?.*)", re.DOTALL)
@@ -243,15 +241,14 @@ def merge_rank_sentences(sentences: Iterable[str]) -> list[str]:
         rank, text = (int(found[1]), found[2]) if found else (-1, sentence)
         by_text.setdefault(text, []).append(rank)
     return [
-        text if ranks[0] < 0 else f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}{text}"
-        for text, ranks in by_text.items()
+        text if ranks[0] < 0 else f"{name_ranks(ranks)}{text}" for text, ranks in by_text.items()
     ]
 
 
-def _format_waits(view: StatusView) -> list[str]:
+def _format_waits(view: StatusView, tallies: Iterable[RankTally]) -> list[str]:
     """Return a sentence for each call that ranks wait in, with the ranks that have not arrived."""
     by_call: dict[tuple[object, ...], list[RankWait]] = {}
-    is_open = {tally.wait: tally.state == SessionState.OPEN.value for tally in tally_ranks(view)}
+    is_open = {tally.wait: tally.state == SessionState.OPEN.value for tally in tallies}
     for wait in view.waits:
         if is_open.get(wait) and wait.waited_us >= MIN_SHOWN_WAIT_US:
             key = (wait.job_id, wait.iteration, wait.group, wait.sequence, wait.name, wait.absent)
@@ -262,10 +259,10 @@ def _format_waits(view: StatusView) -> list[str]:
 def _describe_call_wait(waits: list[RankWait]) -> str:
     first = min(waits, key=lambda wait: (wait.start_us, wait.rank))
     ranks = [wait.rank for wait in waits]
-    who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {ranges(ranks)} have"
+    who = f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
     since = time.strftime("%H:%M:%S", time.localtime(first.start_us / 1e6))
     source = f" at {first.source}" if first.source else ""
-    absent = f" for rank{'s' * (len(first.absent) > 1)} {ranges(first.absent)}"
+    absent = f" for {name_ranks(first.absent)}"
     return (
         f"{who} waited since {since} ({format_duration(first.waited_us)}) in {first.kind} number "
         f"{first.sequence} of group {first.group!r} in iteration {first.iteration}{source}"

@@ -2,24 +2,31 @@
 folder, the table of an operator, and the info file of an api dump. Needs pyarrow.
 
 A table that grows over all iterations is read from its end, as far back as the records go: who
-writes rows window by window does not read all of it each time.
+writes rows window by window does not read all of it each time. The info file of a rank has a line
+for each tensor of all iterations, without a time: it is a record's by its step and name, and of
+several with one name the last lines are those of the records, in the order of time.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankdump._analysis.reader.info_columns import read_info_statistics
-from rankdump._analysis.reader.line_blocks import read_blocks_backward
-from rankdump._analysis.reader.manifest_columns import ManifestColumns, find_constants
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
+from rankdump._analysis.reader.manifest_columns import (
+    ManifestColumns,
+    find_constants,
+    read_manifest_columns,
+)
 from rankdump._analysis.reader.statistic_columns import (
     STATISTIC_SCHEMA,
     StatisticTableText,
@@ -27,18 +34,47 @@ from rankdump._analysis.reader.statistic_columns import (
     parse_statistic_texts,
     read_statistic_text,
 )
-from rankdump._analysis.reader.statistic_places import TablePlace, find_table_places
-from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
+from rankdump._analysis.reader.statistic_tables import INFO_ITEMS, spell_info_values, spell_title
+from rankdump._analysis.reader.table_text import (
+    MAX_HEADER_BYTES,
+    open_table,
+    read_blocks_backward,
+    read_table,
+)
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
-from rankdump._layout.file_name import FileKind, LongFileNames, parse_file_name
+from rankdump._core.manifest import Manifest, parse_manifest_name
+from rankdump._core.plan import plan_from_json
+from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._layout import api_tree
+from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
+from rankdump._layout.api_tree import (
+    ApiPlace,
+    make_api_rank_folder,
+    parse_info_file_name,
+    parse_place,
+)
+from rankdump._layout.dump_folders import (
+    RANK_FOLDER_PATTERN,
+    ROOT_FOLDER,
+    DumpFolder,
+    NameScheme,
+    enter_folder,
+)
+from rankdump._layout.file_name import FileKind, FileName, LongFileNames, parse_file_name
 from rankdump._layout.statistic_tables import STATISTIC_TABLE_NAME, parse_operator_table
-from rankdump._layout.tree_paths import MAPPING_FILE
-from rankdump.errors import CorruptedError
+from rankdump._layout.tree_layouts import LAYOUTS, format_folder_owner
+from rankdump._layout.tree_paths import (
+    CONSTANT_FOLDER,
+    MANIFEST_FOLDER,
+    MAPPING_FILE,
+    make_rank_folder,
+)
+from rankdump.errors import CorruptedError, ProtocolError
 
 _INT64_MAX = (1 << 63) - 1
-_MAX_HEADER_BYTES = 1 << 16
+_StatisticRow: TypeAlias = "tuple[tuple[int, int, str, int], dict[str, str]]"
+"""As `make_statistic_table` takes them."""
 
 
 class RecordPlaces:
@@ -85,16 +121,16 @@ def read_record_statistics(
     reading = _TableReader(access, places, problems)
     if others:
         has_constants = bool(pc.any(find_constants(read.records)).as_py())
-        for place in find_table_places(access, others, has_constants=has_constants):
+        for place in _find_table_places(access, others, has_constants=has_constants):
             reading.read(place)
     tables = reading.finish()
     if of_api.any():
-        rows = read_info_statistics(access, read, np.flatnonzero(of_api), problems)
+        rows = _read_info_statistics(access, read, np.flatnonzero(of_api), problems)
         of_records = places.of_records.tolist()
         tables.append(
             make_statistic_table(
-                ((of_records[each.record], each.timestamp_us, each.side, each.slot), each.values)
-                for each in rows
+                ((of_records[record], stamp_us, side, slot), values)
+                for (record, stamp_us, side, slot), values in rows
             )
         )
     return pa.concat_tables(tables) if tables else STATISTIC_SCHEMA.empty_table()
@@ -105,7 +141,7 @@ class _FoundTable(NamedTuple):
 
     folder: str
     name: str
-    stamp_us: int
+    operator: FileName
     number: int
 
 
@@ -125,10 +161,8 @@ class _TableReader:
             number = self._places.numbers[place.rank, place.iteration]
         for name in place.names:
             if STATISTIC_TABLE_NAME.fullmatch(name.removesuffix(select_codec(name).suffix)):
-                try:
+                with noted_errors(self._problems):
                     self._read_table(place, name, number)
-                except CorruptedError as error:
-                    self._problems.append(str(error))
         self._operators += self._find_operators(place, number)
 
     def finish(self) -> list[pa.Table]:
@@ -159,80 +193,319 @@ class _TableReader:
 
     def _find_operators(self, place: TablePlace, number: int) -> Iterator[_FoundTable]:
         """Yield the tables of operators whose time a record has."""
-        names = _LongNames(self._access, place.folder)
-        listed: list[tuple[str, int]] = []
+        names = _read_names(self._access, place)
+        listed: list[tuple[str, FileName]] = []
         for name in place.names:
-            file = parse_file_name(names.find_full_name(name))
+            file = parse_file_name(names.get_full_name(name) if name[:1].isdecimal() else name)
             if file is not None and file.kind is FileKind.TABLE:
-                listed.append((name, file.timestamp_us))
+                listed.append((name, file))
         if not listed:
             return
-        stamps = np.array([min(stamp, _INT64_MAX) for _, stamp in listed], np.int64)
+        stamps = np.array([min(file.timestamp_us, _INT64_MAX) for _, file in listed], np.int64)
         found = self._places.find_numbers(place.rank, stamps).tolist()
-        for (name, stamp), known in zip(listed, found, strict=True):
+        for (name, file), known in zip(listed, found, strict=True):
             if known >= 0 and number in (known, -1):
-                yield _FoundTable(place.folder, name, stamp, known)
+                yield _FoundTable(place.folder, name, file, known)
 
-    def _read_operators(self) -> Iterator[tuple[tuple[int, int, str, int], dict[str, str]]]:
-        for folder, name, stamp_us, number in self._operators:
+    def _read_operators(self) -> Iterator[_StatisticRow]:
+        for folder, name, operator, number in self._operators:
             path = f"{self._access.root}/{folder}/{name}"
-            try:
-                with _open_table(self._access, folder, name) as file:
-                    text = file.read().decode("utf-8", "surrogateescape")
+            with noted_errors(self._problems):
+                text = read_table(self._access, folder, name).decode("utf-8", "surrogateescape")
                 whole = text.replace("\r\n", "\n").rpartition("\n")[0]
-                rows = parse_operator_table(whole, file=path)
-            except CorruptedError as error:
-                self._problems.append(str(error))
-                continue
-            for row in rows:
-                values = {spell_title(title): value for title, value in row.values}
-                yield (number, stamp_us, row.side.value, row.slot), values
+                for row in parse_operator_table(whole, operator, file=path):
+                    values = {spell_title(title): value for title, value in row.values}
+                    yield (number, row.timestamp_us, row.side.value, row.slot), values
 
 
-class _LongNames:
-    """Full names of the files of a folder, read on use."""
-
-    def __init__(self, access: TreeAccess, folder: str) -> None:
-        self._access, self._folder = access, folder
-        self._names: LongFileNames | None = None
-
-    def find_full_name(self, name: str) -> str:
-        """Return the full name of a file."""
-        if not name[:1].isdecimal():  # a number stands for a long name
-            return name
-        if self._names is None:
-            try:
-                self._names = LongFileNames.parse(self._access.read(self._folder, MAPPING_FILE))
-            except OSError:
-                self._names = LongFileNames()
-        return self._names.get_full_name(name)
-
-
-@contextmanager
-def _open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
-    path = f"{access.root}/{folder}/{name}"
-    codec = select_codec(name)
-    try:
-        with access.open(folder, name) as file:
-            if codec.suffix:
-                data = codec.decode(file.read(), limit_bytes=MAX_TABLE_BYTES)
-                yield io.BytesIO(bytes(data))
-            else:
-                yield file
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{path}: {error}") from None
+def _read_names(access: TreeAccess, place: TablePlace) -> LongFileNames:
+    """Return the full names of the files of a folder that have a number in place of one."""
+    if any(name[:1].isdecimal() for name in place.names):
+        with suppress(OSError):
+            return LongFileNames.parse(access.read(place.folder, MAPPING_FILE))
+    return LongFileNames()
 
 
 def _iter_texts_backward(
     access: TreeAccess, folder: str, name: str
 ) -> Iterator[StatisticTableText]:
     """Yield the rows of a table in blocks from its end, each with the header."""
-    with _open_table(access, folder, name) as file:
-        header = file.readline(_MAX_HEADER_BYTES)
+    with open_table(access, folder, name) as file:
+        header = file.readline(MAX_HEADER_BYTES)
         for block in read_blocks_backward(file, start=len(header)):
             where = f"{access.root}/{folder}/{name}, from byte {block.start}"
             lines = block.lines.replace(b"\r\n", b"\n")
             yield StatisticTableText(-1, where, header.rstrip(b"\r\n"), lines)
+
+
+class TablePlace(NamedTuple):
+    """A folder with tables of one rank.
+
+        rank_{rank}/{net}/{graph}/{iteration}|constants/                 MindSpore's
+        [{step}/]{YYYYmmddHHMMSS}/{device}/[{model}/{id}/{iteration}/]   CANN's
+
+    A folder of CANN's belongs to the rank that an agent wrote down for its time and device; where
+    nobody has, as in a copy without links, to the ranks whose manifests name the device.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    """Of the tables, and of files with a number in place of a long name."""
+    rank: int
+    iteration: int | None
+    """None where the tables are of several iterations."""
+
+
+def _find_table_places(
+    access: TreeAccess, manifests: Sequence[Manifest], *, has_constants: bool
+) -> list[TablePlace]:
+    """Return the folders of MindSpore's and CANN's layouts that have tables of manifests; only
+    those of their iterations are entered.
+
+    The tables of a graph's constants are listed for each iteration that may have named one.
+    """
+    found = [*_find_in_ranks(access, manifests, has_constants)]
+    found += _DeviceFolders(access, manifests).find_places()
+    return [place for place in found if place.names]
+
+
+def _find_in_ranks(
+    access: TreeAccess, manifests: Sequence[Manifest], has_constants: bool
+) -> Iterator[TablePlace]:
+    graphs: dict[int, list[str]] = {}
+    for rank, iteration in dict.fromkeys(
+        (each.status.rank, each.status.iteration) for each in manifests
+    ):
+        if rank not in graphs:
+            graphs[rank] = _list_graph_folders(access, rank)
+        for graph in graphs[rank]:
+            for name in (str(iteration), *([CONSTANT_FOLDER] if has_constants else [])):
+                folder = f"{graph}/{name}"
+                yield TablePlace(folder, _list_tables(access, folder), rank, iteration)
+
+
+def _list_graph_folders(access: TreeAccess, rank: int) -> list[str]:
+    found: list[str] = []
+    with suppress(OSError):
+        own = make_rank_folder(rank)
+        models = [name for name, is_folder in access.listing(own).items() if is_folder]
+        for model in models:
+            graphs = access.listing(f"{own}/{model}").items()
+            found += [f"{own}/{model}/{name}" for name, is_folder in graphs if is_folder]
+    return [each for each in found if each.rpartition("/")[2][:1].isdecimal()]
+
+
+def _list_tables(access: TreeAccess, folder: str) -> tuple[str, ...]:
+    with suppress(OSError):
+        return _select_tables(access.listing(folder))
+    return ()
+
+
+def _select_tables(listing: dict[str, bool]) -> tuple[str, ...]:
+    # CANN's number for a long name has no suffix.
+    return tuple(
+        sorted(
+            name
+            for name, is_folder in listing.items()
+            if not is_folder and (name.isdecimal() or (".csv" in name and name != MAPPING_FILE))
+        )
+    )
+
+
+class _DeviceFolders:
+    """Folders of the devices of manifests, in CANN's trees."""
+
+    def __init__(self, access: TreeAccess, manifests: Sequence[Manifest]) -> None:
+        self._access = access
+        self._iterations = {each.status.iteration for each in manifests}
+        self._owners: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        """Ranks by device, and by what an agent writes down for those of each job."""
+        self._places = {(each.status.rank, each.status.iteration) for each in manifests}
+        for each in manifests:
+            status = each.status
+            owner = format_folder_owner(status.rank, status.job_id)
+            self._owners[each.device][owner] = status.rank
+
+    def find_places(self) -> Iterator[TablePlace]:
+        """Yield the folders, each once for every rank that it may belong to."""
+        with suppress(OSError):
+            listing = self._access.listing("")
+            # The others are looked at by nobody: a root may hold anything.
+            names = [name for name, is_folder in listing.items() if is_folder and name.isdecimal()]
+            yield from self._enter_each(ROOT_FOLDER, "", names, ())
+
+    def _enter_each(
+        self, folder: DumpFolder, path: str, names: Sequence[str], ranks: Sequence[int]
+    ) -> Iterator[TablePlace]:
+        for name in names:
+            below = enter_folder(folder, name)
+            if below is not None and self._is_wanted(below):
+                yield from self._enter(below, f"{path}/{name}".lstrip("/"), ranks)
+
+    def _enter(self, folder: DumpFolder, path: str, ranks: Sequence[int]) -> Iterator[TablePlace]:
+        is_device = folder.device and folder.names is NameScheme.CANN
+        if is_device and folder.base == path:
+            ranks = self._find_ranks(path, folder.rank)
+            if not ranks:
+                return
+        with suppress(OSError):
+            listing = self._access.listing(path)
+            tables = _select_tables(listing) if folder.names is NameScheme.CANN else ()
+            for rank in ranks if tables else ():
+                if folder.iteration is None or (rank, folder.iteration) in self._places:
+                    yield TablePlace(path, tables, rank, folder.iteration)
+            below = [name for name, is_folder in listing.items() if is_folder]
+            yield from self._enter_each(folder, path, below, ranks)
+
+    def _is_wanted(self, folder: DumpFolder) -> bool:
+        for number in (folder.step, folder.iteration):
+            if number is not None and number not in self._iterations:
+                return False
+        return folder.names is not NameScheme.CANN or folder.rank in self._owners
+
+    def _find_ranks(self, base: str, device: int) -> Sequence[int]:
+        """Return the ranks that a folder may belong to, by its path."""
+        time, owners = base.split("/")[-2], self._owners[device]
+        try:
+            owner = self._access.read_link(STATE_FOLDER, f"{time}.{device}")
+        except OSError:
+            return [*dict.fromkeys(owners.values())]
+        return [owners[owner]] if owner in owners else []
+
+
+_OTHER = -1
+"""In place of a record of other manifests."""
+_LINE_START = re.compile(rb'\["(?:[^"\\]|\\.)*", ([0-9]{1,19}), ')
+
+
+def _read_info_statistics(
+    access: TreeAccess,
+    read: ManifestColumns,
+    manifests: npt.NDArray[np.int64],
+    problems: list[str],
+) -> Iterator[_StatisticRow]:
+    """Yield number, time, side and slot of the records of some manifests, given by their number,
+    with statistics by title.
+
+    Adds a problem for a file that is damaged where these records are.
+    """
+    by_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for number in manifests.tolist():
+        by_rank[read.manifests[number].status.rank].append(number)
+    for rank, numbers in by_rank.items():
+        folder, names = make_api_rank_folder(rank), list[str]()
+        with suppress(OSError):
+            names = sorted(filter(parse_info_file_name, access.listing(folder)))
+        records = _RecordLines(read, numbers, _read_others(access, folder, read, numbers))
+        for name in names:
+            path = f"{access.root}/{folder}/{name}"
+            with noted_errors(problems), named_errors(path), access.open(folder, name) as file:
+                for block in read_blocks_backward(file):
+                    records.add(block.lines, f"{path}, from byte {block.start}")
+                    if not records.is_waiting:
+                        break
+        problems += records.problems[:1]
+        yield from records.finish()
+
+
+class _RecordLines:
+    """Records of one rank, and their lines as far as they were found."""
+
+    def __init__(
+        self, read: ManifestColumns, manifests: list[int], others: ManifestColumns
+    ) -> None:
+        """`others` are manifests of the same iterations, whose records have lines as well."""
+        self.problems: list[str] = []
+        self._places: dict[int, ApiPlace] = {}
+        self._given: dict[int, frozenset[str]] = {}
+        """Statistics that the line of a record has, though they may be NaN."""
+        self._lines: dict[int, InfoLine] = {}
+        self._stamps: list[int] = read.records.column("timestamp_us").to_pylist()
+        named: defaultdict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+        for manifest, record, place, name in _iter_records(read, manifests):
+            named[manifest.status.iteration, name].append((self._stamps[record], record))
+            self._places[record] = place
+            self._given[record] = _find_items(manifest.session.plan if manifest.session else "")
+        stamps: list[int] = others.records.column("timestamp_us").to_pylist()
+        for manifest, record, _, name in _iter_records(others, range(len(others.paths))):
+            if (manifest.status.iteration, name) in named:
+                named[manifest.status.iteration, name].append((stamps[record], _OTHER))
+        self._waiting = {key: sorted(records) for key, records in named.items()}
+        """Times and records without a line, by iteration and name, the latest at the end."""
+        self._steps = {iteration for iteration, _ in named}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a record has no line yet."""
+        return bool(self._waiting)
+
+    def add(self, lines: bytes, where: str) -> None:
+        """Add lines, after all that follow them in the file."""
+        for text in reversed(lines.split(b"\n")):
+            found = _LINE_START.match(text)
+            if not text.strip() or (found is not None and int(found[1]) not in self._steps):
+                continue
+            try:
+                line = parse_info_line(text.decode("utf-8", "backslashreplace"), file=where)
+            except CorruptedError as error:
+                self.problems.append(str(error))
+                continue
+            records = self._waiting.get((line.step, line.name))
+            if records is not None:
+                _, record = records.pop()
+                if record != _OTHER:
+                    self._lines[record] = line
+                if not records:
+                    del self._waiting[line.step, line.name]
+
+    def finish(self) -> Iterator[_StatisticRow]:
+        """Yield the statistics of the records whose lines were found."""
+        # Where no plan says what is recorded, it is what any line has.
+        seen = {item for line in self._lines.values() for item in line.statistics}
+        for record, line in self._lines.items():
+            place = self._places[record]
+            values = spell_info_values(line, self._given[record] | seen)
+            slot = api_tree.get_slot(place)
+            yield (record, self._stamps[record], place.side.value, slot), values
+
+
+def _read_others(
+    access: TreeAccess, folder: str, read: ManifestColumns, manifests: list[int]
+) -> ManifestColumns:
+    """Return the other manifests of the iterations of some, as of another attempt."""
+    iterations = {read.manifests[number].status.iteration for number in manifests}
+    own = {read.paths[number] for number in manifests}
+    found: list[str] = []
+    with suppress(OSError):
+        for name in access.listing(f"{folder}/{MANIFEST_FOLDER}"):
+            path, iteration = f"{folder}/{MANIFEST_FOLDER}/{name}", parse_manifest_name(name)
+            if iteration in iterations and path not in own:
+                found.append(path)
+    return read_manifest_columns(access, found, [])
+
+
+def _iter_records(
+    read: ManifestColumns, manifests: Iterable[int]
+) -> Iterator[tuple[Manifest, int, ApiPlace, str]]:
+    """Yield manifest, number, place and name of each tensor of a call in some manifests."""
+    starts = np.searchsorted(read.manifest_of, np.arange(len(read.manifests) + 1)).tolist()
+    for number in manifests:
+        start, end = starts[number], starts[number + 1]
+        rows = read.records.slice(start, end - start)
+        op_names, arguments = (rows.column(each).to_pylist() for each in ("op_name", "argument"))
+        for at, (op_name, argument) in enumerate(zip(op_names, arguments, strict=True), start):
+            place = parse_place(argument)
+            if place is not None:
+                name = api_tree.spell_api_tensor_name(op_name, place)
+                yield read.manifests[number], at, place, name
+
+
+@lru_cache(maxsize=64)
+def _find_items(plan: str) -> frozenset[str]:
+    """Return the statistics that the info file of a plan has; none where it cannot be read."""
+    with suppress(ProtocolError, KeyError):
+        known = plan_from_json(plan.encode())
+        files = LAYOUTS[known.output.layout].api_files
+        items = INFO_ITEMS if files is not None and files.extended else SUMMARY_ITEMS
+        return frozenset(known.content.statistics).intersection(items)
+    return frozenset()

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
-    list_manifest_files,
-    list_rank_folders,
+    list_tree_manifests,
+    read_balance,
     read_manifests,
 )
 from rankdump._core.manifest import find_card
 from rankdump._core.run_card import MAX_CARD_BYTES, RunCard, parse_card
-from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
 from rankdump.errors import CorruptedError
 
 _END_BYTES = (1 << 13, 8 * MAX_CARD_BYTES)
@@ -63,30 +62,24 @@ def read_run_cards(
     found: dict[tuple[int, int], RankCard] = {}
     problems: list[str] = []
     without = 0
-    for folder in list_rank_folders(root):
-        for file in list_manifest_files(root, folder, []):
-            if file.session in others or not _may_keep(folder, file.iteration, keeps):
-                continue
-            status = next((m.status for m in read_manifests([file], [], balances_only=True)), None)
-            if status is None or not keeps(status.rank, status.iteration):
-                continue
-            place = status.rank, status.iteration
-            try:
-                data = _read_card(file.path)
-                if not data:
-                    without += 1
-                elif place not in found or found[place].attempt <= status.attempt:
-                    found[place] = RankCard(*place, status.attempt, parse_card(data))
-            except (OSError, CorruptedError) as error:
-                problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
+    for file in list_tree_manifests(root):
+        may_keep = file.iteration is None or file.rank is None or keeps(file.rank, file.iteration)
+        if file.session in others or not may_keep:
+            continue
+        status = next((m.status for m in read_manifests([file], [], read_balance)), None)
+        if status is None or not keeps(status.rank, status.iteration):
+            continue
+        place = status.rank, status.iteration
+        try:
+            data = _read_card(file.path)
+            if not data:
+                without += 1
+            elif place not in found or found[place].attempt <= status.attempt:
+                found[place] = RankCard(*place, status.attempt, parse_card(data))
+        except (OSError, CorruptedError) as error:
+            problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
     cards = tuple(found[place] for place in sorted(found))
     return FoundCards(cards, _shorten(problems), without)
-
-
-def _may_keep(folder: str, iteration: int | None, keeps: Callable[[int, int], bool]) -> bool:
-    """Return whether a manifest may be selected, from its name and the folder of its rank."""
-    rank = RANK_FOLDER_PATTERN.fullmatch(folder)
-    return iteration is None or rank is None or keeps(int(rank[2]), iteration)
 
 
 def _read_card(path: Path) -> bytes:

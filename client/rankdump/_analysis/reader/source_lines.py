@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, cast
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.foreign_dumps import (
     ForeignReader,
     find_foreign_reader,
@@ -82,11 +83,8 @@ class IrOperator:
 
 def read_ir_operators(path: Path) -> Iterator[IrOperator]:
     """Yield the operators of an `.ir` file in order; CorruptedError when it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            yield from parse_ir_operators(file)
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    with named_errors(path), path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        yield from parse_ir_operators(file)
 
 
 def parse_ir_operators(lines: Iterable[str]) -> Iterator[IrOperator]:
@@ -117,14 +115,13 @@ def _parse_frame(found: re.Match[str]) -> Frame:
 
 def read_stack_operators(path: Path) -> Iterator[IrOperator]:
     """Yield the calls of a stack file in order; CorruptedError when it is not a stack file."""
-    try:
-        body: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CorruptedError(f"{path}: not a stack file: {error}") from None
-    if not isinstance(body, dict):
-        raise CorruptedError(f"{path}: not a stack file: the content is not a JSON object")
+    with named_errors(path):
+        try:
+            body: object = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CorruptedError(f"not a stack file: {error}") from None
+        if not isinstance(body, dict):
+            raise CorruptedError("not a stack file: the content is not a JSON object")
     for key, lines in cast("dict[str, object]", body).items():
         op_name = parse_stack_key(key)
         if op_name:
@@ -266,18 +263,13 @@ class Search:
         self.problems.clear()
         found: list[tuple[GraphFile, IrOperator, Frame]] = []
         for file in graphs:
-            for operator in self._operators(file):
-                self.files.update(frame.file for frame in operator.frames)
-                frame = _innermost_frame(operator.frames, asked)
-                if frame is not None:
-                    found.append((file, operator, frame))
+            with noted_errors(self.problems):
+                for operator in read_operators(file):
+                    self.files.update(frame.file for frame in operator.frames)
+                    frame = _innermost_frame(operator.frames, asked)
+                    if frame is not None:
+                        found.append((file, operator, frame))
         return found
-
-    def _operators(self, file: GraphFile) -> Iterator[IrOperator]:
-        try:
-            yield from read_operators(file)
-        except CorruptedError as error:
-            self.problems.append(str(error))
 
 
 class OperatorNames:

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
-from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
+from rankdump._analysis.reader.statistic_tables import spell_title
+from rankdump._analysis.reader.table_text import read_table
 from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS, Figures
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS, TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
-from rankdump._codec.file_codec import select_codec
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout.statistic_tables import (
     STATISTIC_COLUMNS as FIXED_TITLES,
@@ -30,7 +31,6 @@ from rankdump._layout.statistic_tables import (
     STATISTIC_COLUMNS_WITH_FORMAT,
     parse_statistic_table,
 )
-from rankdump.errors import CorruptedError
 
 _COLUMNS = {**STATISTIC_COLUMNS, MD5_ITEM: MD5_ITEM}
 _COLUMN_OF_TITLE = {title: _COLUMNS[item] for item, title in STATISTIC_TITLES.items()}
@@ -69,18 +69,11 @@ def read_statistic_text(
     access: TreeAccess, folder: str, name: str, place: int
 ) -> StatisticTableText:
     """Return the text of a table; CorruptedError when it cannot be read."""
-    file = str(access.root / folder / name)
-    try:
-        packed = access.read(folder, name)
-        data = bytes(select_codec(name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
-    except OSError as error:
-        raise CorruptedError(f"{file}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{file}: {error}") from None
-    return split_text(data.replace(b"\r\n", b"\n"), file, place)
+    text = read_table(access, folder, name).replace(b"\r\n", b"\n")
+    return split_text(text, access.root / folder / name, place)
 
 
-def split_text(text: bytes, file: str | Path, place: int) -> StatisticTableText:
+def split_text(text: bytes, file: Path, place: int) -> StatisticTableText:
     """Return the parts of the text of a table, whose lines end with `\\n`."""
     header, _, rows = text.partition(b"\n")
     end = rows.rfind(b"\n") + 1
@@ -209,20 +202,15 @@ def _parse_each(texts: Sequence[StatisticTableText], problems: list[str]) -> lis
     tables: list[pa.Table] = []
     for text in texts:
         whole = (text.header + b"\n" + text.rows).decode("utf-8", "surrogateescape")
-        try:
-            rows = parse_statistic_table(whole, file=text.file)
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        tables.append(
-            make_statistic_table(
+        with noted_errors(problems):
+            rows = (
                 (
                     (text.place, row.timestamp_us, row.side.value, row.slot),
                     {spell_title(title): value for title, value in row.values},
                 )
-                for row in rows
+                for row in parse_statistic_table(whole, file=text.file)
             )
-        )
+            tables.append(make_statistic_table(rows))
     return tables
 
 

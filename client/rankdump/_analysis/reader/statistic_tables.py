@@ -5,21 +5,23 @@ file of an API dump. Titles of columns are those of MindSpore for tables of any 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from rankdump._analysis.reader.manifests import (
-    StatusAndRecord,
-)
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._core.cann_types import normalize_element_name
-from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
-from rankdump._layout import api_tree, statistic_tables
+from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_dtype_name, parse_info_line
+from rankdump._layout.foreign_calls import count_bytes
+from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
 TOOL_STEP = 1
@@ -27,10 +29,6 @@ TOOL_STEP = 1
 
 INFO_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 """Statistics that a line of an info file may have, besides an MD5."""
-RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""Records of the tensors of an API dump, by rank, iteration and name, in the order of time."""
-MAX_TABLE_BYTES = 4 << 30
-"""Largest unpacked size of a packed table."""
 _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
     "l2norm": STATISTIC_TITLES["l2norm"],
     "md5 value": STATISTIC_TITLES["md5"],
@@ -71,11 +69,9 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
 
     Reading ends at the first invalid line; CorruptedError when the file cannot be read at all.
     """
-    try:
+    with named_errors(path):
         # Bytes that are not valid text make their line invalid, which ends the reading.
         text = path.read_bytes().decode("utf-8", "backslashreplace")
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     found: list[tuple[int, InfoLine]] = []
     damage, torn = "", False
     *ended, rest = text.split("\n")
@@ -89,29 +85,25 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
             damage = f"{path}: its last line is incomplete: {line[:60]!r}" if torn else str(error)
             break
     stepped = stepped or any(line.step != TOOL_STEP for _, line in found)
-    lines = [line for _, line in found]
-    iterations = [line.step for line in lines] if stepped else _iterations_by_block(lines)
-    pairs = zip(found, iterations, strict=True)
-    noted = tuple(PlacedInfoLine(line, number, at) for (number, line), at in pairs)
+    blocks: list[int] = number_blocks(["_backward_" in line.name for _, line in found]).tolist()
+    noted = tuple(
+        PlacedInfoLine(line, number, line.step if stepped else block)
+        for (number, line), block in zip(found, blocks, strict=True)
+    )
     return InfoFileContent(noted, damage, torn, stepped)
 
 
-def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
+def number_blocks(is_backward: Sequence[bool]) -> npt.NDArray[np.int64]:
     """Return the iteration of each line: a forward after a backward begins the next one."""
-    iterations: list[int] = []
-    at, backward = 0, False
-    for line in lines:
-        now = "_backward_" in line.name
-        at += backward and not now
-        backward = now
-        iterations.append(at)
-    return iterations
+    backward = np.array(is_backward, bool)
+    begins = np.concatenate([np.zeros(min(1, len(backward)), bool), backward[:-1] & ~backward[1:]])
+    return np.cumsum(begins, dtype=np.int64)
 
 
 def make_info_row(
     noted: PlacedInfoLine,
     table: Table,
-    known_record: StatusAndRecord | None,
+    record: ManifestRecord | None,
     given: Collection[str],
 ) -> Figures | None:
     """Return the row of a line of an info file; None for one whose name is not a tensor's.
@@ -123,16 +115,13 @@ def make_info_row(
     if file is None:
         return None
     dtype = parse_dtype_name(line.dtype)
-    element = ELEMENT_TYPES.get(dtype)
     return Figures(
         key=TensorKey(
             rank=table.rank,
             net_name="",
             graph=0,
             iteration=noted.iteration,
-            timestamp_us=noted.line_number
-            if known_record is None
-            else known_record[1].timestamp_us,
+            timestamp_us=noted.line_number if record is None else record.timestamp_us,
             op_type=file.op_type,
             op_name=file.op_name,
             side=file.side,
@@ -141,10 +130,10 @@ def make_info_row(
         ),
         dtype=dtype,
         shape=line.shape,
-        data_bytes=math.prod(line.shape) * (element.item_bytes if element is not None else 0),
+        data_bytes=count_bytes(dtype, line.shape),
         values=spell_info_values(line, given),
         relative=table.relative,
-        record=None if known_record is None else known_record[1],
+        record=record,
     )
 
 
@@ -189,34 +178,11 @@ class InfoFilePlaces:
         return {}
 
 
-def parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:
-    """Return the rows of a table in the form of `statistic.csv`; CorruptedError as its parser."""
-    operator = table.operator
-    if operator is None:
-        return statistic_tables.parse_statistic_table(text, file=str(table.path))
-    return (
-        statistic_tables.StatisticCsvRow(
-            op_type=operator.op_type,
-            op_name=operator.op_name,
-            task=operator.task,
-            stream=operator.stream,
-            timestamp_us=operator.timestamp_us,
-            side=row.side,
-            slot=row.slot,
-            data_bytes=row.data_bytes,
-            dtype=row.data_type,
-            shape=row.shape,
-            values=row.values,
-        )
-        for row in statistic_tables.parse_operator_table(text, file=str(table.path))
-    )
-
-
 def make_statistics_row(
-    row: statistic_tables.StatisticCsvRow,
+    row: StatisticCsvRow,
     table: Table,
     iteration: int,
-    known_record: StatusAndRecord | None,
+    record: ManifestRecord | None,
 ) -> Figures:
     """Return the row of a line of `statistic.csv`, or of the table of an operator."""
     stamp = row.timestamp_us
@@ -240,5 +206,5 @@ def make_statistics_row(
         data_bytes=row.data_bytes,
         values={spell_title(title): text for title, text in row.values},
         relative=table.relative,
-        record=known_record[1] if known_record is not None else None,
+        record=record,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +23,12 @@ from rankdump._analysis.reader.manifests import (
 )
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Figures, Table, Tree
-from rankdump._core.manifest import Manifest, is_intact
+from rankdump._core.manifest import Manifest, ManifestRecord, is_intact
 from rankdump._core.status import IterationStatus
 from rankdump._layout import api_tree
 from rankdump._layout.api_tree import parse_place
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
 MAX_STAMP_US = (1 << 63) - 1
@@ -70,9 +72,9 @@ class TableRecords:
         """Return whether rows of an iteration are asked for, in a table of several."""
         return all(each.keeps_place(table.rank, table.graph, iteration) for each in self._queries)
 
-    def find_by_time(self, table: Table, stamp_us: int, member: str) -> StatusAndRecord | None:
-        """Return the record of a tensor, by a time stamp that is unique for its rank."""
-        return self._load(table).find_record(stamp_us, member)
+    def find_of_row(self, table: Table, row: StatisticCsvRow) -> ManifestRecord | None:
+        """Return the record of the tensor of a row, by its time, which is unique for its rank."""
+        return self._load(table).find_record(row.timestamp_us, f"{row.side.value}.{row.slot}")
 
     def find_iterations(self, table: Table, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the iteration of the records with each time; the table's for a time without."""
@@ -148,12 +150,11 @@ class _RankRecords:
     def __init__(self, owner: TableRecords, files: list[ManifestFileName]) -> None:
         self.files = files
         self._owner = owner
-        self._known: _ManifestTimes | None = None
-        self._held: OrderedDict[int, dict[tuple[int, str], StatusAndRecord]] = OrderedDict()
+        self._held: OrderedDict[int, dict[tuple[int, str], ManifestRecord]] = OrderedDict()
 
-    def find_record(self, stamp_us: int, member: str) -> StatusAndRecord | None:
+    def find_record(self, stamp_us: int, member: str) -> ManifestRecord | None:
         """Return the record with a time; without a member where every tensor has its own time."""
-        times = self._read_times()
+        times = self._times
         number = 0
         if len(times.files) > 1:
             known = min(stamp_us, MAX_STAMP_US)
@@ -168,24 +169,23 @@ class _RankRecords:
         self, stamps: npt.NDArray[np.int64], *, absent: int
     ) -> npt.NDArray[np.int64]:
         """Return the iteration of the last manifest that has each time."""
-        times = self._read_times()
+        times = self._times
         if not len(times.stamps):
             return np.full(len(stamps), absent, np.int64)
         at = np.maximum(np.searchsorted(times.stamps, stamps, side="right") - 1, 0)
         found = times.iterations[times.numbers[at]]
         return np.where(times.stamps[at] == stamps, found, absent)
 
-    def _read_times(self) -> _ManifestTimes:
-        if self._known is None:
-            self._known = _read_times(self._owner, self.files)
-        return self._known
+    @cached_property
+    def _times(self) -> _ManifestTimes:
+        return _read_times(self._owner, self.files)
 
-    def _read_records(self, number: int) -> dict[tuple[int, str], StatusAndRecord]:
+    def _read_records(self, number: int) -> dict[tuple[int, str], ManifestRecord]:
         found = self._held.get(number)
         if found is None:
-            file = self._read_times().files[number]
+            file = self._times.files[number]
             found = {
-                (record.timestamp_us, record.member): (manifest.status, record)
+                (record.timestamp_us, record.member): record
                 for manifest in read_manifests([file], [])
                 for record in manifest.records
             }

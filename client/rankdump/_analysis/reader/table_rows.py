@@ -8,18 +8,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_rows
 from rankdump._analysis.reader.growing_tables import GrowingTable, NameFilter
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import (
-    MAX_TABLE_BYTES,
-    make_statistics_row,
-    parse_table,
-)
+from rankdump._analysis.reader.statistic_tables import make_statistics_row
 from rankdump._analysis.reader.table_records import TableRecords
-from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
+from rankdump._analysis.reader.table_text import read_table
+from rankdump._analysis.reader.tree import (
+    Entry,
+    Figures,
+    PlaceInTime,
+    Table,
+    Tree,
+    execution_order_of,
+)
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.record import TensorKey
+from rankdump._layout.statistic_tables import parse_operator_table, parse_statistic_table
 from rankdump.errors import CorruptedError
 
 
@@ -29,61 +36,81 @@ class TableRows:
     def __init__(self, table: Table, known: TableRecords) -> None:
         """CorruptedError when a table of several iterations cannot be read."""
         self.table, self._known = table, known
-        self._grown = GrowingTable(table, known) if is_growing(table) else None
-        if self._grown is not None:
-            self.places = [PlaceInTime(table.rank, True, each) for each in self._grown.iterations]
-        else:
-            at = known.find_iteration(table)
-            is_asked = table.dated or known.is_asked(table, at)
-            self.places = [PlaceInTime(table.rank, not table.constant, at)] if is_asked else []
+        is_growing = table.info or not (table.dated or table.operator)
+        self._source = GrowingTable(table, known) if is_growing else _DatedTable(table, known)
+        dated = not table.constant
+        self.places = [PlaceInTime(table.rank, dated, each) for each in self._source.iterations]
 
     def raise_damage(self) -> None:
         """Raise CorruptedError for what is behind the rows of a table of several iterations."""
-        if self._grown is not None and self._grown.damage:
-            raise CorruptedError(self._grown.damage)
+        if self._source.damage:
+            raise CorruptedError(self._source.damage)
 
     def count_finite_rows(self, place: PlaceInTime) -> int:
         """Return the rows of an info file at a place; 0 where one may not be finite."""
-        return self._grown.count_finite_rows(place.iteration) if self._grown is not None else 0
+        return self._source.count_finite_rows(place.iteration)
 
     def read_text(self, place: PlaceInTime) -> bytes:
         """Return the text of a `statistic.csv` with the rows of a place; CorruptedError."""
-        if self._grown is not None:
-            return self._grown.read_text(place.iteration)
-        return _read_text(self.table).replace(b"\r\n", b"\n")
+        return self._source.read_text(place.iteration)
 
     def read_rows(
         self, place: PlaceInTime, keeps_name: NameFilter | None = None
     ) -> Iterator[Figures]:
         """Yield the rows of one of its places; CorruptedError names an invalid line."""
-        grown = self._grown
-        rows = (
-            _read_dated_rows(self.table, self._known, place.iteration)
-            if grown is None
-            else grown.read_rows(place.iteration, keeps_name)
-        )
-        return (
-            row
-            for row in rows
-            if self._known.is_selected(row, self.table)
-            and (keeps_name is None or grown is not None or keeps_name(row.key.op_name))
-        )
+        return filter(self._is_selected, self._source.read_rows(place.iteration, keeps_name))
 
     def read_all_rows(self) -> Iterator[Figures]:
         """Yield the rows of all places in the order of the table, then raise for its damage."""
-        if self._grown is None:
-            for place in self.places:
-                yield from self.read_rows(place)
-            return
-        for row in self._grown.read_all_rows():
-            if self._known.is_selected(row, self.table):
-                yield row
+        yield from filter(self._is_selected, self._source.read_all_rows())
         self.raise_damage()
 
+    def _is_selected(self, row: Figures) -> bool:
+        return self._known.is_selected(row, self.table)
 
-def is_growing(table: Table) -> bool:
-    """Return whether a table may have rows of several iterations."""
-    return table.info or not (table.dated or table.operator)
+
+class _DatedTable:
+    """One table with rows of one iteration, as `GrowingTable` has those of several."""
+
+    damage = ""
+
+    def __init__(self, table: Table, known: TableRecords) -> None:
+        self._table, self._known = table, known
+        at = known.find_iteration(table)
+        self.iterations = [at] if table.dated or known.is_asked(table, at) else []
+
+    def read_rows(self, iteration: int, keeps_name: NameFilter | None) -> Iterator[Figures]:
+        is_foreign = bool(self._table.form)
+        rows = read_foreign_rows(self._table) if is_foreign else self._read_own_rows(iteration)
+        if keeps_name is None:
+            return rows
+        return (row for row in rows if keeps_name(row.key.op_name))
+
+    def read_all_rows(self) -> Iterator[Figures]:
+        for iteration in self.iterations:
+            yield from self.read_rows(iteration, None)
+
+    def count_finite_rows(self, iteration: int) -> int:
+        return 0
+
+    def read_text(self, iteration: int) -> bytes:
+        table = self._table
+        text = read_table(LocalTree(table.root), table.folder, table.path.name)
+        return text.replace(b"\r\n", b"\n")
+
+    def _read_own_rows(self, iteration: int) -> Iterator[Figures]:
+        operator, file = self._table.operator, str(self._table.path)
+        text = self.read_text(iteration).decode("utf-8", "surrogateescape")
+        whole, _, torn = text.rpartition("\n")
+        for row in (
+            parse_statistic_table(whole, file=file)
+            if operator is None
+            else parse_operator_table(whole, operator, file=file)
+        ):
+            record = self._known.find_of_row(self._table, row)
+            yield make_statistics_row(row, self._table, iteration, record)
+        if torn:
+            raise CorruptedError(f"{file}: its last line is incomplete: {torn[:60]!r}")
 
 
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
@@ -92,30 +119,6 @@ def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
     An incomplete last line is also an error, raised after all other rows.
     """
     yield from TableRows(table, known).read_all_rows()
-
-
-def _read_dated_rows(table: Table, known: TableRecords, iteration: int) -> Iterator[Figures]:
-    if table.form:
-        yield from read_foreign_rows(table)
-        return
-    text = _read_text(table).decode("utf-8", "surrogateescape").replace("\r\n", "\n")
-    whole, _, torn = text.rpartition("\n")
-    for row in parse_table(whole, table):
-        member = f"{row.side.value}.{row.slot}"
-        record = known.find_by_time(table, row.timestamp_us, member)
-        yield make_statistics_row(row, table, iteration, record)
-    if torn:
-        raise CorruptedError(f"{table.path}: its last line is incomplete: {torn[:60]!r}")
-
-
-def _read_text(table: Table) -> bytes:
-    try:
-        packed = table.path.read_bytes()
-        return bytes(select_codec(table.path.name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
-    except CorruptedError as error:
-        raise CorruptedError(f"{table.path}: {error}") from None
 
 
 def iterate_named(
@@ -148,7 +151,7 @@ def iterate_named(
             read = (reader.read_rows(place, keeps_name) for reader in by_place[place])
             rows = filter(keeps, chain.from_iterable(read))
             own = (row for row in rows if _call_of_key(row.key) not in has_file)
-            yield from sorted((*found, *own), key=lambda each: _execution_order(each.key))
+            yield from sorted((*found, *own), key=lambda each: execution_order_of(each.key))
         for reader in readers:
             reader.raise_damage()
 
@@ -207,18 +210,10 @@ def find_places_by_name(
 
 def _has_row(table: Table) -> bool:
     """Return whether a table has a line after its header."""
-    try:
-        with table.path.open("rb") as file:
-            file.readline()
-            return file.readline().endswith(b"\n")
-    except OSError as error:
-        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
+    with named_errors(table.path), table.path.open("rb") as file:
+        file.readline()
+        return file.readline().endswith(b"\n")
 
 
 def _call_of_key(key: TensorKey) -> tuple[int, int, str, str]:
     return key.rank, key.iteration, key.op_name, key.argument
-
-
-def _execution_order(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
-    when = key.rank, not key.constant, key.iteration, key.timestamp_us
-    return *when, key.side.value, key.slot

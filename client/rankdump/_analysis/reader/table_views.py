@@ -101,15 +101,8 @@ def _make_events(root: Path) -> pa.Table:
 def _make_findings(root: Path, tree: Tree) -> pa.Table:
     """Return the findings of the merge, and what is missing or damaged in the tree."""
     order = _read_order(root)
-    rows = [
-        {
-            "kind": each.kind.value,
-            "attempt": each.attempt,
-            "iteration": each.iteration,
-            "ranks": each.ranks,
-            "name": each.name,
-            "text": each.text,
-        }
+    rows: list[dict[str, Any]] = [
+        {name: getattr(each, name) for name in FINDING_SCHEMA.names} | {"kind": each.kind.value}
         for each in (order.findings if order is not None else ())
     ]
     rows += [{"kind": "tree", "text": sentence} for sentence in findings(tree)]

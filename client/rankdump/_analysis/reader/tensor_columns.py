@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.fingerprints import read_fingerprints, read_fingerprints_of_tree
 from rankdump._analysis.reader.manifest_columns import (
     SIDES,
@@ -29,7 +30,8 @@ from rankdump._analysis.reader.statistic_columns import (
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
-from rankdump._analysis.reader.tree import Entry, Figures, Tree
+from rankdump._analysis.reader.tree import Entry, Figures, Tree, execution_order_of
+from rankdump._analysis.table.table_files import take_in_order
 from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
@@ -37,6 +39,8 @@ from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
+_SAME_COLUMNS = ("microbatch", "phase", "argument", "dtype", "digest", "path", "member")
+"""Columns that are fields of a record by the same name."""
 
 
 def make_columns_of_manifests(
@@ -102,9 +106,7 @@ def _assemble_manifest_rows(
     slots: npt.NDArray[np.int64],
     order: npt.NDArray[np.int64],
 ) -> pa.Table:
-    # Most manifests are in this order already, and a copy of all columns takes as long as reading.
-    is_sorted = bool((order[1:] > order[:-1]).all())
-    records = read.records if is_sorted else read.records.take(pa.array(order))
+    records = take_in_order(read.records, order)
     manifest_of = read.manifest_of[order]
     statuses = [each.status for each in read.manifests]
     constant = find_constants(records)
@@ -119,7 +121,7 @@ def _assemble_manifest_rows(
         ),
         "position": pa.array(np.arange(len(order)) - np.searchsorted(parts, parts)),
         "name": records.column("op_name"),
-        "side": _spell_sides(sides[order]),
+        "side": pa.array(SIDES).take(pa.array(sides[order], mask=sides[order] == UNKNOWN_SIDE)),
         "slot": pa.array(np.minimum(slots[order], _INT32_MAX), mask=sides[order] == UNKNOWN_SIDE),
         "bytes": records.column("bytes_in"),
         "stored_bytes": records.column("bytes_stored"),
@@ -140,10 +142,6 @@ def _assemble_manifest_rows(
 
 def _spread(values: Sequence[Any], places: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(values).take(pa.array(places))
-
-
-def _spell_sides(sides: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(SIDES).take(pa.array(sides, mask=sides == UNKNOWN_SIDE))
 
 
 def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
@@ -214,21 +212,14 @@ def _list_recorded(
     """
     files = [each for each in tree.entries if each.record is not None and keeps(each)]
     others = [row for row in rows if row.record and not row.record.path and keeps(row)]
-    return sorted([*files, *others], key=lambda each: _get_execution_order(each.key))
-
-
-def _get_execution_order(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
-    when = 0 if key.constant else key.iteration
-    return key.rank, not key.constant, when, key.timestamp_us, key.side.value, key.slot
+    return sorted([*files, *others], key=lambda each: execution_order_of(each.key))
 
 
 def _read_rows(tree: Tree, problems: list[str]) -> Iterator[Figures]:
     known = TableRecords(tree)
     for table in tree.tables:
-        try:
+        with noted_errors(problems):
             yield from read_table_rows(table, known)
-        except CorruptedError as error:
-            problems.append(str(error))
 
 
 def _place(key: TensorKey) -> tuple[object, ...]:
@@ -255,19 +246,13 @@ def _make_row(tensor: Entry | Figures) -> dict[str, Any]:
         "argument": key.argument,
     }
     if record is not None:
+        row |= {name: getattr(record, name) for name in _SAME_COLUMNS}
         return row | {
-            "microbatch": record.microbatch,
-            "phase": record.phase,
-            "argument": record.argument,
-            "dtype": record.dtype,
             "shape": list(record.shape),
             "layout": str(record.layout or ""),
             "bytes": record.bytes_in,
             "stored_bytes": record.bytes_stored,
-            "digest": record.digest,
             "same_as": f"{record.baseline}/{record.same_as}" if record.same_as else None,
-            "path": record.path,
-            "member": record.member,
         }
     if isinstance(tensor, Figures):
         size = {"bytes": tensor.data_bytes, "stored_bytes": 0}

@@ -1,5 +1,6 @@
-"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, and descriptions of tensors
-in the headers of bin files. Never unpickles, and never trusts a size that it has not checked.
+"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, of one file or of many, and
+descriptions of tensors in the headers of bin files. Never unpickles, and never trusts a size that
+it has not checked.
 
 Blocks are read into memory that is reused: allocating, clearing and filling memory of the size of
 the tensor takes longer than copying the file. A listing reads only the header of a bin file.
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,17 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.baseline_files import check_content, find_tensor_file
+from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._binfile.header_parts import OpInput, OpOutput
-from rankdump._codec.file_codec import select_codec
+from rankdump._codec.file_codec import select_codec, unpack_stream
 from rankdump._core import npy_format
 from rankdump._core.cann_types import name_element_type, split_format_word
 from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.npy_format import read_npy_form
 from rankdump._core.record import TensorSide
-from rankdump._layout.device_formats import convert_format
-from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._layout.device_formats import OriginalLayout, convert_format
 from rankdump._torchfile.tensor_archive import StoredTensor, TensorArchive, open_tensor_archive
 from rankdump.errors import CorruptedError, UnsupportedError
 
@@ -131,15 +133,10 @@ def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
         return array
-    wide = np.frombuffer(convert_to_stored("bfloat16", _raw_bytes(array)), dtype="<f4").reshape(
-        array.shape
-    )
+    raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1).data
+    wide = np.frombuffer(convert_to_stored("bfloat16", raw), "<f4").reshape(array.shape)
     wide.flags.writeable = False
     return wide
-
-
-def _raw_bytes(raw: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(raw).view(np.uint8).reshape(-1).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +240,13 @@ def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArr
     """Return the array of any npy file, packed or not, or of a pt file of one tensor."""
     if path.name.endswith(TORCH_SUFFIX):
         return _load_archived(path, "", limit_bytes)
-    try:
-        data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
-        return read_npy_array(memoryview(data))
-    except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
-    except (CorruptedError, TypeError, ValueError) as error:
-        # numpy raises TypeError for a type string that is only formally valid, such as `<f3`.
-        raise CorruptedError(f"{path}: {error}") from None
+    with named_errors(path):
+        try:
+            data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
+            return read_npy_array(memoryview(data))
+        except (TypeError, ValueError) as error:
+            # numpy raises TypeError for a type string that is only formally valid, such as `<f3`.
+            raise CorruptedError(str(error)) from None
 
 
 def _read_file(path: Path) -> memoryview:
@@ -312,14 +308,12 @@ class FileElements:
         """
         item_bytes = self.dtype.itemsize
         buffer = buffer[: count * item_bytes]
-        try:
+        with named_errors(self.entry.path):
             if self.descriptor != CLOSED_FILE:
                 self._read(self.descriptor, buffer, at * item_bytes)
             else:
                 with self.entry.path.open("rb", buffering=0) as file:
                     self._read(file.fileno(), buffer, at * item_bytes)
-        except OSError as error:
-            raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
         return np.frombuffer(buffer, dtype=self.dtype)
 
     def _read(self, descriptor: int, buffer: memoryview, at_byte: int) -> None:
@@ -327,7 +321,7 @@ class FileElements:
         while filled < len(buffer):
             found = os.preadv(descriptor, [buffer[filled:]], offset + filled)
             if not found:
-                raise CorruptedError(f"{self.entry.path}: the file was truncated while it was read")
+                raise CorruptedError("the file was truncated while it was read")
             filled += found
 
 
@@ -338,13 +332,9 @@ def opened(entry: Entry) -> Generator[Opened, None, None]:
     Raises the errors of `load`.
     """
     with ExitStack() as files:
-        found = (
-            None
-            if entry.member
-            or entry.is_same_as_baseline
-            or not entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
-            else _open_elements(entry, files)
-        )
+        is_own = not (entry.member or entry.is_same_as_baseline)
+        is_plain = is_own and entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
+        found = _open_elements(entry, files) if is_plain else None
         yield load(entry) if found is None else found
 
 
@@ -390,3 +380,51 @@ def _find_archived(entry: Entry, descriptor: int) -> FileElements | None:
         return None
     dtype = np.dtype(ELEMENT_TYPES[tensor.dtype].descr)
     return FileElements(entry, dtype, tensor.shape, descriptor, position)
+
+
+_PACKED_SUFFIX = ".npy.zst"
+_SMALL_BYTES = 512 << 10
+"""Opening files takes longer than loading as much."""
+_MAX_OPEN_FILES = 256
+"""More files than that are opened for each block: a process may hold 1024."""
+
+
+@contextmanager
+def opened_parts(
+    entries: Sequence[Entry], *, budget_bytes: int
+) -> Generator[list[Opened], None, None]:
+    """Open the elements of tensors; packed ones are arrays if all need no more than the budget, and
+    are unpacked to temporary files else.
+
+    Raises the errors of `load`.
+    """
+    size = sum(max(entry.bytes_in or 0, entry.stored_bytes) for entry in entries)
+    with ExitStack() as files:
+        if size <= _SMALL_BYTES:
+            yield [load(entry) for entry in entries]
+            return
+        is_held, is_loaded = len(entries) <= _MAX_OPEN_FILES, size <= budget_bytes
+        yield [_open_part(entry, files, is_held=is_held, is_loaded=is_loaded) for entry in entries]
+
+
+def _open_part(entry: Entry, files: ExitStack, *, is_held: bool, is_loaded: bool) -> Opened:
+    if not entry.member and entry.relative.endswith(_PACKED_SUFFIX):
+        found = None if is_loaded else _unpack(entry, files)
+        return load(entry) if found is None else found
+    if is_held:
+        return files.enter_context(opened(entry))
+    with opened(entry) as found:
+        return replace(found, descriptor=CLOSED_FILE) if isinstance(found, FileElements) else found
+
+
+def _unpack(entry: Entry, files: ExitStack) -> FileElements | None:
+    """Return the elements of a packed file in a temporary one; None where `load` has to read it."""
+    try:
+        unpacked = tempfile.TemporaryFile(prefix="rankdump-")  # noqa: SIM115 - lasts as `files`
+        files.callback(unpacked.close)
+        with entry.path.open("rb") as packed:
+            unpack_stream(packed, unpacked.write, limit_bytes=limit_file_bytes(entry))
+        unpacked.flush()
+    except (OSError, CorruptedError):
+        return None
+    return find_file_elements(entry, unpacked.fileno())

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import merge
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.baseline_files import is_baseline_missing
+from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import TableRows, group_by_place
@@ -41,7 +41,6 @@ from rankdump.errors import CorruptedError, UnsupportedError
 if TYPE_CHECKING:
     from rankdump._analysis.reader.statistic_columns import StatisticTableText
 
-_T = TypeVar("_T")
 _MIN_PLACES = 8
 """Iterations of ranks from which on columns save more time than loading pyarrow takes."""
 _PLACES_AT_A_TIME = 64
@@ -179,23 +178,23 @@ class Survey:
             by_place = group_by_place(readers)
             yield from ((place, by_place[place]) for place in sorted(by_place))
             for reader in readers:
-                self._note_problem(reader.raise_damage)
+                with noted_errors(self.problems):
+                    reader.raise_damage()
 
     def _open(self, tables: Iterable[Table]) -> list[TableRows]:
-        found = (self._note_problem(partial(TableRows, each, self._known)) for each in tables)
-        return [reader for reader in found if reader is not None]
-
-    def _note_problem(self, run: Callable[[], _T]) -> _T | None:
-        try:
-            return run()
-        except CorruptedError as error:
-            self.problems.append(str(error))
-            return None
+        found: list[TableRows] = []
+        for table in tables:
+            with noted_errors(self.problems):
+                found.append(TableRows(table, self._known))
+        return found
 
     def _survey_place(self, place: PlaceInTime, readers: Sequence[TableRows]) -> Iterator[Surveyed]:
         filed = _index_by_position(self._entries.get(place, ()))
-        rows = (row for reader in readers for row in self._read_rows(reader, place))
-        tabled = {_position_of(row.key): row for row in rows}
+        tabled: dict[_TensorPosition, Figures] = {}
+        for reader in readers:
+            with noted_errors(self.problems):
+                rows = filter(self._query.keeps, reader.read_rows(place))
+                tabled.update((_position_of(row.key), row) for row in rows)
         for where in sorted({*filed, *tabled}):
             row = tabled.get(where)
             undecided = row is not None and self._decide and row.finite is None
@@ -248,12 +247,6 @@ class Survey:
                     counts[at] = count
                 texts, size = [], 0
         return counts
-
-    def _read_rows(self, reader: TableRows, place: PlaceInTime) -> Iterator[Figures]:
-        try:
-            yield from filter(self._query.keeps, reader.read_rows(place))
-        except CorruptedError as error:
-            self.problems.append(str(error))
 
 
 def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]:

@@ -10,6 +10,7 @@ of the operator.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ NULL_TEXT = "null"
 """Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
 NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
 _DIGEST_BYTES = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 _MAX_COLUMN_NUMBER = (1 << 64) - 1
 _ROWS_AT_A_TIME = 4096
 
@@ -324,6 +326,12 @@ def place_in_time_of(key: TensorKey) -> PlaceInTime:
     return PlaceInTime(key.rank, not key.constant, key.iteration)
 
 
+def execution_order_of(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
+    """Return the sort key of execution order: inputs of a call come before its outputs."""
+    when = key.rank, not key.constant, key.iteration, key.timestamp_us
+    return *when, key.side.value, key.slot
+
+
 class _SharedValues(dict[Hashable, int]):
     """Numbers of values that many rows share."""
 
@@ -535,10 +543,4 @@ def _is_restorable(entry: Entry, record: ManifestRecord, digest: bytes) -> bool:
 
 def _pack_digest(digest: str) -> bytes:
     """Return the bytes of a hexadecimal digest; empty for one of another form."""
-    if len(digest) != 2 * _DIGEST_BYTES or digest.lower() != digest:
-        return b""
-    try:
-        packed = bytes.fromhex(digest)
-    except ValueError:
-        return b""
-    return packed if len(packed) == _DIGEST_BYTES else b""
+    return bytes.fromhex(digest) if _DIGEST.fullmatch(digest) else b""

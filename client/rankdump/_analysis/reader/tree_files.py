@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rankdump._analysis.reader.file_errors import named_errors, noted_errors
 from rankdump._analysis.reader.manifests import StatusAndRecord, TreeManifests
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.statistic_tables import InfoFilePlaces
@@ -51,12 +52,9 @@ _ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
 
 def read_long_names(mapping: Path) -> LongFileNames:
     """Return the long names of a folder; CorruptedError when the file is unreadable."""
-    try:
+    with named_errors(mapping), suppress(FileNotFoundError):
         return LongFileNames.parse(mapping.read_bytes())
-    except FileNotFoundError:
-        return LongFileNames()
-    except OSError as error:
-        raise CorruptedError(f"{mapping}: cannot be read: {error.strerror}") from None
+    return LongFileNames()
 
 
 class TensorFile(NamedTuple):
@@ -108,17 +106,13 @@ def read_entries(
             bins.append(file)
     seen: set[tuple[tuple[str, FileName], str]] = set()
     for file in sorted(bins, key=lambda file: file.file_name.kind is FileKind.MEMBER):
-        try:
-            members = list(_member_entries(root, file, known))
-        except CorruptedError as error:
-            problems.append(str(error))
-            continue
-        operator = file.operator
-        for entry in members:
-            once = operator, entry.member
-            if once not in seen:
-                seen.add(once)
-                entries.append(entry)
+        with noted_errors(problems):
+            operator = file.operator
+            for entry in list(_member_entries(root, file, known)):
+                once = operator, entry.member
+                if once not in seen:
+                    seen.add(once)
+                    entries.append(entry)
     return entries
 
 
@@ -340,12 +334,9 @@ class FolderIndex:
     def _listing(self, where: str) -> list[_FolderItem]:
         """Return the items of a folder without hidden names; adds a problem if it is unreadable."""
         folder = f"{self.root}/{where}" if where else str(self.root)
-        try:
-            with _scan_folder(folder) as items:
-                found = [self._inspect(item) for item in items if item.name[0] != "."]
-        except OSError as error:
-            self.problems.append(f"{folder}: cannot be read: {error.strerror}")
-            return []
+        found: list[_FolderItem] = []
+        with noted_errors(self.problems), named_errors(folder), _scan_folder(folder) as items:
+            found = [self._inspect(item) for item in items if item.name[0] != "."]
         return sorted(found)
 
     def _inspect(self, item: os.DirEntry[str]) -> _FolderItem:
@@ -361,16 +352,14 @@ class FolderIndex:
     ) -> LongFileNames:
         if not any(item.name == MAPPING_FILE for item in listed):
             return LongFileNames()
-        try:
+        with noted_errors(self.problems):
             names = read_long_names(self.root / where / MAPPING_FILE)
             there = {item.name for item in listed}
             self.missing_files += [
                 f"{where}/{name}" for name in find_absent_names(folder, names, there)
             ]
             return names
-        except CorruptedError as error:
-            self.problems.append(str(error))
-            return LongFileNames()
+        return LongFileNames()
 
 
 @contextmanager

@@ -1,22 +1,23 @@
-"""Status of a tree without a daemon: sessions as their files state them, balances of iterations,
-missing ranks and iterations, and damage. Reads no more than a walk with `balances_only`; never a
-tensor.
+"""Status of a tree without a daemon: sessions as their files state them and those that ended with
+their agents, balances of iterations, dropped tensors, missing ranks and iterations, and damage.
+Reads no more than a walk with `balances_only`; never a tensor.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from rankdump._analysis.reader.baseline_files import list_baseline_places
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
+from rankdump._analysis.reader.query import group_ranks, missing_ranges, name_ranks, ranges
 from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
+from rankdump._core.drop_reasons import count_lost, describe_degraded, describe_drops
 from rankdump._core.manifest import Manifest
 from rankdump._core.status import (
     AgentLoad,
@@ -25,6 +26,7 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump._core.tree_session import TreeSession
 
 
 def status(root: Path) -> StatusView:
@@ -272,3 +274,61 @@ def _disk_load(root: Path) -> AgentLoad:
     except OSError:
         return AgentLoad()
     return AgentLoad(disk_free_bytes=usage.free, disk_total_bytes=usage.total)
+
+
+def mark_ended_sessions(view: StatusView, files: Sequence[TreeSession], host: str) -> StatusView:
+    """Return a view of a tree whose daemons do not answer, with the sessions that this ended.
+
+    A session that its file calls open has ended with its agent, if that ran on this host; of an
+    agent of another host that is not known.
+    """
+    filed = {each.status.session_id: each for each in files}
+    gone: list[int] = []
+    unknown: dict[str, list[int]] = {}
+    sessions: list[SessionStatus] = []
+    for status in view.sessions:
+        file = filed.get(status.session_id)
+        if file is not None and status.state is SessionState.OPEN:
+            if file.agent_host == host:
+                gone.append(status.rank)
+                status = replace(status, state=SessionState.LOST)
+            else:
+                unknown.setdefault(file.agent_host, []).append(status.rank)
+        sessions.append(status)
+    findings = list(view.findings)
+    if gone:
+        findings.append(f"{name_ranks(gone)}: the agent ended while the session was open")
+    findings += (
+        f"{name_ranks(ranks)}: the agent runs on host {name} and cannot be asked from here; the "
+        "state shown is the last one that it wrote"
+        for name, ranks in unknown.items()
+    )
+    return replace(view, sessions=tuple(sessions), findings=tuple(findings))
+
+
+def describe_tree_drops(tree: Tree) -> list[str]:
+    """Return one sentence for each reason for which ranks lost tensors, or kept less of them."""
+    by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    degraded: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        by_rank[manifest.status.rank].update(manifest.status.dropped)
+        degraded[manifest.status.rank].update(manifest.status.degraded_by)
+    by_text: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, dropped in sorted(by_rank.items()):
+        for text in (*describe_degraded(degraded[rank]), *describe_drops(dropped)):
+            by_text[text].append(rank)
+    return [f"{name_ranks(own)}: {text}" for text, own in by_text.items()]
+
+
+def count_tree_drops(tree: Tree) -> int:
+    """Return how many tensors that the plan selects are not in the tree."""
+    return sum(lost for losses in count_losses(tree).values() for lost in losses.values())
+
+
+def count_losses(tree: Tree) -> defaultdict[tuple[int, int], Counter[int]]:
+    """Return how many tensors of complete iterations were lost, by rank and attempt."""
+    found: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        status = manifest.status
+        found[status.rank, status.attempt][status.iteration] += count_lost(status.dropped)
+    return found

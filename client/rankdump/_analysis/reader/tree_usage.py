@@ -117,8 +117,9 @@ class _UsageObserver:
         """Count the records of a manifest, and its file."""
         status, own = manifest.status, self._new_counter()
         for record in manifest.records:
-            constant = _is_constant_folder(record.path.rpartition("/")[0])
-            (self._once if constant else own).add_tensor(record)
+            folder = _find_folder(record.path.rpartition("/")[0])
+            is_constant = folder is not None and folder.constant
+            (self._once if is_constant else own).add_tensor(record)
         self._add_iteration(status.rank, status.iteration, own, path, status.stall_us)
 
     def add_indexed_rows(self, root: Path) -> set[Path]:
@@ -206,7 +207,10 @@ class _UsageObserver:
         return tables.summarize(folders=len(self._folders[iteration]))
 
     def _add_folders(self, iteration: int, counter: _SizeCounter) -> None:
-        self._folders[iteration] |= {path for path in counter.folders if _has_iteration(path)}
+        found = ((path, _find_folder(path)) for path in counter.folders)
+        self._folders[iteration] |= {
+            path for path, folder in found if folder is not None and folder.iteration is not None
+        }
 
     def _new_counter(self) -> _SizeCounter:
         return _SizeCounter(self._root, self._block_bytes)
@@ -261,13 +265,4 @@ def _list_files(root: Path, folder: str) -> Iterator[str]:
         yield from (f"{folder}/{each.name}" for each in place.iterdir())
 
 
-@lru_cache(maxsize=_MAX_CACHED_FOLDERS)
-def _is_constant_folder(path: str) -> bool:
-    folder = find_folder(path)
-    return folder is not None and folder.constant
-
-
-@lru_cache(maxsize=_MAX_CACHED_FOLDERS)
-def _has_iteration(path: str) -> bool:
-    folder = find_folder(path)
-    return folder is not None and folder.iteration is not None
+_find_folder = lru_cache(maxsize=_MAX_CACHED_FOLDERS)(find_folder)

@@ -15,16 +15,18 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.reader.foreign_dumps import check_foreign_request, read_foreign_tree
-from rankdump._analysis.reader.indexed_manifests import PlacedManifest, find_indexed_manifests
+from rankdump._analysis.reader.indexed_manifests import find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
     TreeManifests,
     find_other_sessions,
     list_manifest_files,
     list_rank_folders,
+    read_balance,
     read_file_records,
     read_folder_owners,
     read_manifests,
@@ -48,7 +50,7 @@ from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import compute_stored_bytes
 from rankdump._core.attempts import SessionPeriods, order_sessions
 from rankdump._core.element_types import ELEMENT_TYPES
-from rankdump._core.manifest import Manifest, RetiredIteration
+from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
@@ -168,15 +170,14 @@ class _TreeReader:
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
         }
-        selected = [] if balances_only else [*self._list_selected_manifests()]
-        self._indexed = find_indexed_manifests(places.root, selected)
-
-    def _list_selected_manifests(self) -> Iterator[PlacedManifest]:
-        for name, files in self._files.items():
-            rank = self._places.folders[name].rank
-            for file in files:
-                if file.iteration is None or self._places.selects_iteration(rank, file.iteration):
-                    yield PlacedManifest(rank, file.iteration, file.path)
+        selected = (
+            file
+            for name, files in self._files.items()
+            for file in files
+            if file.iteration is None
+            or places.selects_iteration(folders[name].rank, file.iteration)
+        )
+        self._indexed = find_indexed_manifests(places.root, [] if balances_only else [*selected])
 
     def list_ranks(self) -> tuple[int, ...]:
         """Return the ranks that have a folder; without any, the numbers of devices."""
@@ -237,11 +238,8 @@ class _TreeReader:
         known = TreeManifests(owners=self._owners) if known is None else known
         only = self._balances_only and batch.is_complete
         heads = len(self.manifests)
-        for manifest in (
-            read_manifests(batch.manifests, places.problems, balances_only=True)
-            if only
-            else read_file_records(batch.manifests, places.problems, self._indexed)
-        ):
+        read = read_balance if only else partial(read_file_records, indexed=self._indexed)
+        for manifest in read_manifests(batch.manifests, places.problems, read):
             known.add(manifest)
             if manifest.records or manifest.session is not None:
                 manifest = replace(manifest, records=(), session=None)
@@ -302,7 +300,10 @@ def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> l
     """Return the tables in an index, and remove them from it."""
     known = TreeManifests() if known is None else known
     found = [_table_at(places.root, *each, known) for each in places.tables]
-    found += [_info_table_at(places.root, *each) for each in places.info_files]
+    found += [
+        Table(places.root, path, folder.rank, "", 0, 0, dated=False, info=True)
+        for folder, path in places.info_files
+    ]
     places.tables, places.info_files = [], []
     return found
 
@@ -326,10 +327,6 @@ def _table_at(
     )
 
 
-def _info_table_at(root: Path, folder: DumpFolder, relative: str) -> Table:
-    return Table(root, relative, folder.rank, "", 0, 0, dated=False, info=True)
-
-
 def _table_sort_key(table: Table) -> tuple[int, bool, int, int, str]:
     stamp = table.operator.timestamp_us if table.operator is not None else 0
     return table.rank, not table.constant, table.iteration, stamp, table.relative
@@ -344,23 +341,22 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
     different = {f.relative: f for f in files if due[f.relative] not in (0, f.stored_bytes)}
     for entry in entries if different else ():
         file = different.get(entry.relative)
-        if file is not None and not _is_packed_later(entry, file.stored_bytes):
-            yield (
-                f"{file.relative}: {file.stored_bytes} bytes, "
-                f"but its manifest has {due[file.relative]}"
-            )
+        if file is None or entry.record is None:
+            continue
+        if not is_packed_later(entry.record, file.relative, file.stored_bytes):
+            due_bytes = due[file.relative]
+            yield f"{file.relative}: {file.stored_bytes} bytes, but its manifest has {due_bytes}"
             del different[file.relative]
 
 
-def _is_packed_later(entry: Entry, file_bytes: int) -> bool:
+def is_packed_later(record: ManifestRecord, path: str, file_bytes: int) -> bool:
     """Return whether a file of another size than in its manifest is one that is packed later.
 
     An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
     then the manifest when it has time. `fsck` checks what is in such a file.
     """
-    record = entry.record
-    element = ELEMENT_TYPES.get(record.dtype) if record else None
-    if record is None or element is None or not select_codec(entry.relative).suffix:
+    element = ELEMENT_TYPES.get(record.dtype)
+    if element is None or not select_codec(path).suffix:
         return False
     stored = compute_stored_bytes(compute_npy_sizes(element.descr, record.shape))
     return stored in (record.bytes_stored, file_bytes)

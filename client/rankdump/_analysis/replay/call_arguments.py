@@ -17,7 +17,7 @@ from rankdump._analysis.reader.tensor_loader import load
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorSide
 from rankdump._layout.api_tree import ApiCall, parse_call_name, parse_place
-from rankdump._layout.msprobe_arguments import TensorSlot, UnknownValue, parse_call_arguments
+from rankdump._layout.msprobe_dump import TensorSlot, UnknownValue, parse_call_arguments
 from rankdump.errors import CorruptedError
 
 _LONGEST_LIST = 1 << 16
@@ -100,8 +100,8 @@ def _read_call(dump: Dump, call: ApiCall, entries: Sequence[Entry]) -> DumpedApi
         found = parse_call_arguments(read_foreign_file(described), first.key.op_name)
         if found is not None:
             slots = {entry.key.slot: entry for entry in inputs}
-            args = [_fill_slots(each, slots, first) for each in found.args]
-            kwargs = {key: _fill_slots(each, slots, first) for key, each in found.kwargs.items()}
+            args = [_fill_slots(each, slots, first) for each in found[0]]
+            kwargs = {key: _fill_slots(each, slots, first) for key, each in found[1].items()}
             return DumpedApiCall(*place, args, kwargs, results)
     args, kwargs = _join_places(inputs)
     return DumpedApiCall(*place, args, kwargs, results, has_no_texts=True)

@@ -9,7 +9,7 @@ comes with the value in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,7 +20,7 @@ from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.tensor_loader import facts, load
 from rankdump._analysis.reader.tree import Entry
 from rankdump._analysis.replay.call_arguments import DumpedApiCall, find_dumped_calls
-from rankdump._layout.msprobe_arguments import UnknownValue
+from rankdump._layout.msprobe_dump import UnknownValue
 from rankdump.errors import CorruptedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def _replay_call(call: DumpedApiCall, *, tf32: bool, reduced_precision: bool) ->
 
 def _find_widest_type(call: DumpedApiCall) -> str:
     """Return the element type of the inputs with the smallest unit; empty without any."""
-    types = {facts(entry).dtype for entry in _list_entries([*call.args, *call.kwargs.values()])}
+    leaves = _iterate_leaves([*call.args, *call.kwargs.values()])
+    types = {facts(each).dtype for each in leaves if isinstance(each, Entry)}
     return min(types & FLOAT_FORMATS.keys(), key=lambda each: FLOAT_FORMATS[each].unit, default="")
 
 
@@ -135,12 +136,13 @@ def _list_variants(call: DumpedApiCall) -> Iterator[tuple[DumpedApiCall, str]]:
 _KINDS = ("Functional", "Tensor", "Torch")
 
 
-def _list_entries(values: Sequence[Any]) -> Iterator[Entry]:
+def _iterate_leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield arguments, and in the place of a list what is in it."""
     for value in values:
-        if isinstance(value, Entry):
+        if isinstance(value, list):
+            yield from _iterate_leaves(cast("list[Any]", value))
+        else:
             yield value
-        elif isinstance(value, list):
-            yield from _list_entries(cast("list[Any]", value))
 
 
 def _is_narrowed(dtype: str, widest: str) -> bool:
@@ -167,10 +169,10 @@ def _compute_results(
 ) -> list[ReplayedResult]:
     from rankdump._frameworks.torch.replayed_apis import CAST_APIS, compute_replay
 
-    given = [*call.args, *call.kwargs.values()]
+    leaves = _iterate_leaves([*call.args, *call.kwargs.values()])
     if call.call.api in CAST_APIS:
         call = replace(call, args=call.args[:1], kwargs={})
-    elif unknown := next(_find_unknown(given), None):
+    elif unknown := next((each for each in leaves if isinstance(each, UnknownValue)), None):
         raise CorruptedError(
             f"{where}: an argument is not in the dump, {unknown.kind or 'of an unknown type'}: "
             "msprobe keeps numbers, texts and tensors"
@@ -184,14 +186,6 @@ def _compute_results(
         raise CorruptedError(
             f"{where}: cannot be replayed from the arguments in the dump: {why}"
         ) from None
-
-
-def _find_unknown(values: Sequence[Any]) -> Iterator[UnknownValue]:
-    for value in values:
-        if isinstance(value, UnknownValue):
-            yield value
-        elif isinstance(value, list):
-            yield from _find_unknown(cast("list[Any]", value))
 
 
 def _load_argument(value: Any) -> Any:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -336,8 +337,11 @@ def _sort(rows: pa.Table) -> pa.Table:
     columns = [
         rows.column(name).fill_null(_LAST).to_numpy().astype(np.int64) for name in SORT_COLUMNS
     ]
-    order = np.lexsort(columns[::-1])
-    # A copy of all columns takes as long as writing them, and most rows come in this order.
+    return take_in_order(rows, np.lexsort(columns[::-1]))
+
+
+def take_in_order(rows: pa.Table, order: npt.NDArray[np.int64]) -> pa.Table:
+    """Return rows in an order, which most have already: a copy takes as long as writing them."""
     return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 

@@ -27,6 +27,7 @@ from rankdump._core.session_protocol import (
 )
 from rankdump._core.status import IterationStatus
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._layout.tree_layouts import GraphPlace
 from rankdump._layout.tree_paths import MAX_NAME_BYTES
 from rankdump.errors import ExhaustedError
 from rankdumpd.agent.commit.iteration_end import (
@@ -119,14 +120,9 @@ def _write_arguments(
     rank, storage = session.request.rank, session.storage
 
     def folder_of(graph: int) -> str:
-        return storage.layout.make_folder(
-            storage.context,
-            rank=rank,
-            net_name=session.plan.output.net_name or UNNAMED_MODEL,
-            graph=graph,
-            iteration=arguments.iteration,
-            constant=False,
-        )
+        net_name = session.plan.output.net_name or UNNAMED_MODEL
+        place = GraphPlace(rank, net_name, graph, arguments.iteration)
+        return storage.layout.make_folder(storage.context, place)
 
     with handling_failures(session, f"iteration {arguments.iteration}: arguments not written"):
         mark = f"{frame_id.session_id}-{frame_id.sequence}"

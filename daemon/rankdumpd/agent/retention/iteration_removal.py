@@ -24,6 +24,7 @@ from rankdump._core.manifest import (
 from rankdump._layout import statistic_tables
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
 from rankdump._layout.file_name import FileKind
+from rankdump._layout.tree_layouts import GraphPlace
 from rankdump._layout.tree_paths import (
     FINGERPRINT_FOLDER,
     MANIFEST_FOLDER,
@@ -138,21 +139,16 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
 
     No components where tensors of several iterations are in one folder.
     """
-    iteration = part.retired.iteration
+    rank, iteration = part.retired.rank, part.retired.iteration
+
+    def split_path(net_name: str, graph: int, iteration: int) -> list[str]:
+        place = GraphPlace(rank, net_name, graph, iteration)
+        return part.storage.layout.make_folder(part.storage.context, place).split("/")
+
     own, other, next_one = (
-        part.storage.layout.make_folder(
-            part.storage.context,
-            rank=part.retired.rank,
-            net_name=net_name,
-            graph=graph,
-            iteration=number,
-            constant=False,
-        ).split("/")
-        for net_name, graph, number in (
-            ("a", 1, iteration),
-            ("b", 2, iteration),
-            ("a", 1, iteration + 1),
-        )
+        split_path("a", 1, iteration),
+        split_path("b", 2, iteration),
+        split_path("a", 1, iteration + 1),
     )
     if own == next_one:
         return [], 0

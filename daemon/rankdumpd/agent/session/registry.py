@@ -26,9 +26,8 @@ from rankdump._core.plan import DumpPlan, plan_from_json
 from rankdump._core.session_protocol import SessionGrant, SessionRequest
 from rankdump._core.status import StatusView
 from rankdump._core.tree_session import DaemonAddresses
-from rankdump._layout.plan_conflicts import find_contradiction
 from rankdump._layout.profile import PROFILES
-from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_layouts import LAYOUTS, find_contradiction
 from rankdump._wire.message_fields import make_printable
 from rankdump._wire.session_messages import session_request_to_wire
 from rankdump._wire.status_messages import view_to_wire

@@ -19,7 +19,7 @@ from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._layout import api_files, api_tree, statistic_tables
 from rankdump._layout.api_tree import ApiPlace, parse_place
 from rankdump._layout.statistic_tables import StatisticRow
-from rankdump._layout.tree_layouts import Layout
+from rankdump._layout.tree_layouts import GraphPlace, Layout
 from rankdump._layout.tree_paths import STATISTIC_FILE, FilePlace, TreeContext
 from rankdumpd.agent.records import ReceivedRecord, StatisticTableRow, format_member
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
@@ -80,15 +80,8 @@ class FolderTableFormat:
 
     def _make_table(self, kind: TensorKind, iteration: int) -> FilePlace:
         about = self.about
-        folder = about.layout.make_folder(
-            about.context,
-            rank=about.rank,
-            net_name=about.model(kind),
-            graph=kind.graph,
-            iteration=iteration,
-            constant=kind.constant,
-        )
-        table = FilePlace(folder, STATISTIC_FILE)
+        place = GraphPlace(about.rank, about.model(kind), kind.graph, iteration, kind.constant)
+        table = FilePlace(about.layout.make_folder(about.context, place), STATISTIC_FILE)
         where = kind.model, kind.graph, iteration, kind.constant
         remember(self._tables, where, table, _MAX_FOLDERS)
         return table

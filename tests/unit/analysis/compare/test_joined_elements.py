@@ -34,7 +34,7 @@ from rankdump._analysis.compare.merged_shards import merge_shards
 from rankdump._analysis.compare.pair_comparison import compute_statistics
 from rankdump._analysis.compare.report import DumpedTensor, PairOutcome, TensorVerdict
 from rankdump._analysis.compare.tensor_blocks import ArrayElements, TensorElements
-from rankdump._analysis.reader import tensor_parts
+from rankdump._analysis.reader import tensor_loader
 from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._core.manifest import ManifestRecord
@@ -299,7 +299,7 @@ def test_memory_is_bounded_and_results_do_not_depend_on_it(
     trees = write_trees(tmp_path, case, codec, has_layout=has_layout)
     expected = rankdump.compare(*trees, processes=1)
     monkeypatch.setattr(joined_tensors, "MAX_LOADED_BYTES", 1 << 20)
-    monkeypatch.setattr(tensor_parts, "_MAX_OPEN_FILES", 2 if case == "rows" else 256)
+    monkeypatch.setattr(tensor_loader, "_MAX_OPEN_FILES", 2 if case == "rows" else 256)
     rankdump.compare(*trees, processes=1)  # imports and workspaces
     tracemalloc.start()
     try:

@@ -237,10 +237,10 @@ def test_numbers_of_a_dump_of_statistics_need_no_rows(tree, monkeypatch):
         tree.complete(rank, iteration)
     empty = tree.row(4, 7, "Default/a-A/A-op0", np.ones(2, np.float32), graph=4)
     empty.write_text(empty.read_text().partition("\n")[0] + "\n")
-    read: list[Path] = []
+    read: list[str] = []
     monkeypatch.setattr(
-        "rankdump._analysis.reader.table_rows._read_dated_rows",
-        lambda table, known, iteration: read.append(table.path) or iter(()),
+        "rankdump._analysis.reader.table_rows.read_table",
+        lambda access, folder, name: read.append(folder) or empty.read_bytes(),
     )
     dump = reader.open(tree.root)
     assert (dump.ranks, dump.graphs, dump.iterations) == ((0, 3, 4), (0, 3), (1, 2))

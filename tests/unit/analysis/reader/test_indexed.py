@@ -18,10 +18,10 @@ from support.tree_builder import TreeBuilder
 
 from rankdump._analysis.reader import tree_usage
 from rankdump._analysis.reader.indexed_manifests import (
-    PlacedManifest,
     find_indexed_files,
     find_indexed_manifests,
 )
+from rankdump._analysis.reader.manifests import ManifestFileName
 from rankdump._analysis.table_index import index_tree
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 
@@ -89,7 +89,7 @@ def test_table_of_the_current_folder_is_used(tmp_path: Path, monkeypatch: pytest
     root = make_tree("rows", tmp_path)
     monkeypatch.chdir(root)
     index_tree(Path())
-    placed = [PlacedManifest(0, 0, path) for path in manifests(Path())]
+    placed = [ManifestFileName(path, 0, ("rank_0", ""), 0) for path in manifests(Path())]
     assert len(find_indexed_manifests(Path(), placed)) == len(placed) > 0
     assert len(find_indexed_files(root)) == len(find_indexed_files(Path())) == 1
 
@@ -108,7 +108,7 @@ def test_answers_are_those_of_a_tree_that_the_table_is_behind(tmp_path: Path, na
     known[0].write_bytes(known[0].read_bytes().replace(b'"host": "', b'"host": "other '))
     known[1].unlink()
     kept = [path for path in known[2:] if path.exists()]
-    placed = [PlacedManifest(0, 0, path) for path in manifests(root)]
+    placed = [ManifestFileName(path, 0, ("rank_0", ""), 0) for path in manifests(root)]
     assert find_indexed_manifests(root, placed) == {str(path) for path in kept}
     assert_same_answers(root)
 
