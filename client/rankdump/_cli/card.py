@@ -24,7 +24,6 @@ from rankdump._cli.output import (
     print_lines,
     print_table,
 )
-from rankdump._cli.text_format import format_count
 from rankdump._core.json_values import make_plain
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import sanitize_line
@@ -35,6 +34,7 @@ from rankdump._core.run_card import (
     ModelSummary,
     RunCard,
 )
+from rankdump._core.units import format_count
 
 _DEFAULT_ROWS = 20
 _SHORT_DIGITS = 8

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._config import config_file
 from rankdump._core.plan import (
     ContentSettings,
@@ -20,7 +19,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
-from rankdump._core.units import format_bytes, format_percentage
+from rankdump._core.units import format_bytes, format_count, format_percentage
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.statistic_tables import select_table_items
 

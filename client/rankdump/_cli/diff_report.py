@@ -43,8 +43,10 @@ from rankdump._cli.output import (
     print_table,
     show_progress,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, shorten_text
+from rankdump._cli.text_format import shorten_text
 from rankdump._core.plan import IterationSelection
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.units import format_count
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
     RANK_FOLDER_PATTERN,

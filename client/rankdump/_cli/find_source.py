@@ -19,8 +19,8 @@ from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._cli.options import DUMP_PATH, add_query_options
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _DEFAULT_FILES = 6

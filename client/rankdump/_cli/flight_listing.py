@@ -9,7 +9,8 @@ from pathlib import Path
 from rankdump._analysis.reader.flight_dumps import is_flight_folder, read_flight_dumps
 from rankdump._analysis.reader.query import Query, ranges
 from rankdump._cli.output import TableColumn, format_table, number_columns
-from rankdump._cli.text_format import format_count, format_shape
+from rankdump._cli.text_format import format_shape
+from rankdump._core.units import format_count
 from rankdump._layout.flight_record import COMPLETED, FlightCall, FlightDump
 
 _COLUMNS = (

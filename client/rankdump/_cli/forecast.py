@@ -14,7 +14,6 @@ import click
 from rankdump import reader
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._config import config_file
 from rankdump._core.forecast import (
     KEEP_FREE_RATIO,
@@ -23,7 +22,7 @@ from rankdump._core.forecast import (
     forecast_dump,
 )
 from rankdump._core.plan import DumpPlan
-from rankdump._core.units import format_bytes, format_duration
+from rankdump._core.units import format_bytes, format_count, format_duration
 from rankdump.errors import CorruptedError
 
 

@@ -19,8 +19,7 @@ from rankdump._analysis import fsck as tree_fsck
 from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines, show_progress
-from rankdump._cli.text_format import format_count
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 
 _MAX_THREADS = 8
 _MAX_LINES_SHOWN = 100

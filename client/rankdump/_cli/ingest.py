@@ -21,8 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from rankdump._cli.output import print_lines
 from rankdump._cli.signal_handlers import handle_signals
-from rankdump._cli.text_format import format_count
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 
 _PROGRESS_DELAY_S = 1.0
 """Shorter imports show no bar."""

@@ -13,9 +13,9 @@ from rankdump._analysis.reader.job_sentences import (
 )
 from rankdump._analysis.reader.rank_tallies import sum_iterations
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_count, format_reasons
+from rankdump._cli.text_format import format_reasons
 from rankdump._core.status import AgentStatus, IterationStatus, StatusView
-from rankdump._core.units import format_bytes, format_duration
+from rankdump._core.units import format_bytes, format_count, format_duration
 
 _MAX_ITERATIONS_SHOWN = 6
 _MAX_AGENTS_SHOWN = 6

@@ -18,7 +18,6 @@ from rankdump._cli.flight_listing import (
 )
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
@@ -33,7 +32,7 @@ from rankdump._cli.tree_contents import (
     read_tree,
 )
 from rankdump._core.json_values import make_plain
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.flight_record import FlightDump
 from rankdump.errors import CorruptedError
 

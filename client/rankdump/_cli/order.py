@@ -31,9 +31,10 @@ from rankdump._cli.output import (
     print_table,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, name_models
 from rankdump._core.events import EventKind, Finding
+from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.status import OrderEntry
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _DEFAULT_LINES = 40

@@ -24,7 +24,7 @@ from rankdump._cli.output import (
     print_lines,
     print_table,
 )
-from rankdump._cli.text_format import format_count
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _COLUMNS = (

@@ -15,8 +15,9 @@ from rankdump._cli.extra_modules import explain_missing_modules
 from rankdump._cli.options import TREE_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.query import note_table_lag
-from rankdump._cli.text_format import format_scope_name, shorten_text
+from rankdump._cli.text_format import shorten_text
 from rankdump._core.record import sanitize_line
+from rankdump._core.scope_names import format_scope_name
 from rankdump.errors import ConfigError
 
 if TYPE_CHECKING:

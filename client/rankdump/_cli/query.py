@@ -19,7 +19,7 @@ import click
 from rankdump._cli.extra_modules import explain_missing_modules
 from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import TableColumn, format_table, measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
+from rankdump._core.units import format_count
 from rankdump.errors import ConfigError, ExhaustedError
 
 if TYPE_CHECKING:

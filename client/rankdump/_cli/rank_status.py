@@ -15,11 +15,11 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_count, format_ratio
+from rankdump._cli.text_format import format_ratio
 from rankdump._core.status import (
     StatusView,
 )
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 
 MAX_RANKS_SHOWN = 64
 _STATUS_COLUMNS = (

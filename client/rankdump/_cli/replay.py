@@ -14,7 +14,8 @@ from rankdump import reader
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count, format_shape, to_json_value
+from rankdump._cli.text_format import format_shape, to_json_value
+from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
     from rankdump._analysis.replay.replayed_calls import CallReplay, ReplayedOutput

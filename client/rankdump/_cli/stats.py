@@ -33,7 +33,7 @@ from rankdump._cli.output import (
     print_table,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, to_json_value
+from rankdump._cli.text_format import to_json_value
 from rankdump._cli.tree_contents import (
     describe_key,
     explain_no_match,
@@ -43,7 +43,9 @@ from rankdump._cli.tree_contents import (
     read_tree,
 )
 from rankdump._core.record import name_argument
+from rankdump._core.scope_names import format_scope_name
 from rankdump._core.statistics import format_statistic_number
+from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
     from rankdump._analysis.compare.report import DivergenceOrigin

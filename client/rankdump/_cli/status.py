@@ -38,9 +38,9 @@ from rankdump._cli.live_tree import (
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import MAX_RANKS_SHOWN, format_status_table
-from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView, view_as_json
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError, RankdumpError
 
 

@@ -9,11 +9,7 @@ from collections.abc import Iterable, Mapping
 from rich.cells import cell_len, set_cell_size
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._core.scope_names import format_scope_name as format_scope_name
-from rankdump._core.scope_names import name_models as name_models
 from rankdump._core.tensor_layout import TensorLayout
-from rankdump._core.units import format_bytes as format_bytes
-from rankdump._core.units import format_count as format_count
 
 _ELLIPSIS = "..."
 

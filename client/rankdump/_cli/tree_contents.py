@@ -19,16 +19,11 @@ from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_drops import count_losses
 from rankdump._analysis.reader.tree_status import split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import (
-    format_count,
-    format_ratio,
-    format_scope_name,
-    format_shape,
-    name_models,
-)
+from rankdump._cli.text_format import format_ratio, format_shape
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
-from rankdump._core.units import format_bytes
+from rankdump._core.scope_names import format_scope_name, name_models
+from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
