@@ -16,14 +16,7 @@ from rankdump._analysis.compare.card_findings import CardFinding, compare_ranks
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
-from rankdump._cli.output import (
-    TableColumn,
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
+from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import sanitize_line
@@ -171,8 +164,7 @@ def _print_iterations(cards: Sequence[RankCard], limit: int) -> None:
     if not shown:
         return
     print_lines([""])
-    rows = list(map(_format_row, shown))
-    print_table(format_table(_COLUMNS, rows, width=measure_width()))
+    print_rows(_COLUMNS, list(map(_format_row, shown)))
     left = len(cards) - len(shown)
     print_lines([f"... {format_count(left, 'more iteration')}: --limit 0"] if left else [])
 

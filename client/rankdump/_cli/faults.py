@@ -20,13 +20,7 @@ from rankdump._analysis.black_box.fault_text import (
 )
 from rankdump._analysis.black_box.freeze_files import find_frozen_tree, read_freeze_records
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import (
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
+from rankdump._cli.output import number_columns, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.record import sanitize_line
 from rankdump._core.statistics import format_statistic_number
@@ -54,8 +48,7 @@ def faults(tree: Path, with_stacks: bool, as_json: bool) -> int:
         return 0
     print_lines(map(sanitize_line, _format_head(report)))
     print_lines([""])
-    steps = list(map(_format_step, report.steps))
-    print_table(format_table(_COLUMNS, steps, width=measure_width()))
+    print_rows(_COLUMNS, list(map(_format_step, report.steps)))
     print_lines(["", *map(sanitize_line, _format_notes(report))])
     print_lines(
         [*map(sanitize_line, iter_rank_lines(report, ": --stacks")), f"tree: {report.root}"]

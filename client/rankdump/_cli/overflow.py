@@ -16,14 +16,7 @@ from rankdump._analysis.overflow import (
     search_overflows,
 )
 from rankdump._binfile.overflow_record import OverflowSection
-from rankdump._cli.output import (
-    TableColumn,
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
+from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
 from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
@@ -86,7 +79,7 @@ def _print_records(found: OverflowSearch, path: Path) -> None:
     for at, (folder, records) in enumerate(groupby(found.records, lambda r: r.path.parent)):
         print_lines([*([""] if at else []), str(folder)])
         rows = [row for record in records for row in _record_rows(record)]
-        print_table(format_table(_COLUMNS, rows, width=measure_width()))
+        print_rows(_COLUMNS, rows)
     if found.records:
         hit = sum(bool(record.hits) for record in found.records)
         total = format_count(len(found.records), "overflow record")

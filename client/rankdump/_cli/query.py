@@ -18,7 +18,7 @@ import click
 
 from rankdump._cli.extra_modules import explain_missing_modules
 from rankdump._cli.options import DUMP_PATH
-from rankdump._cli.output import TableColumn, format_table, measure_width, print_lines, print_table
+from rankdump._cli.output import TableColumn, print_lines, print_rows
 from rankdump._core.units import format_count
 from rankdump.errors import ConfigError, ExhaustedError
 
@@ -179,7 +179,7 @@ def _print_rows(found: pa.Table) -> None:
         [_format_value(value) for value in row.values()]
         for row in found.slice(0, _MAX_ROWS_SHOWN).to_pylist()
     ]
-    print_table(format_table(columns, rows, width=measure_width()))
+    print_rows(columns, rows)
     if len(found) > _MAX_ROWS_SHOWN:
         print_lines([f"{format_count(len(found) - _MAX_ROWS_SHOWN, 'more row')}; --csv prints all"])
 

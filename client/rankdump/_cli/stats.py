@@ -8,7 +8,7 @@ import heapq
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -26,11 +26,9 @@ from rankdump._analysis.reader.tree_drops import count_tree_drops, describe_tree
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,
-    format_table,
-    measure_width,
     number_columns,
     print_lines,
-    print_table,
+    print_rows,
     without_attempts,
 )
 from rankdump._cli.text_format import to_json_value
@@ -112,10 +110,8 @@ class _SurveyCounts:
                     known = self.first_iteration
                     at = row.key.iteration
                     self.first_iteration = at if known is None else min(known, at)
-                if self.first_nonfinite is None or _execution_sort_key(row) < _execution_sort_key(
-                    self.first_nonfinite
-                ):
-                    self.first_nonfinite = row
+                earliest = self.first_nonfinite or row
+                self.first_nonfinite = min(earliest, row, key=_execution_sort_key)
             yield row
         self.rows_from_tables += survey.skipped_rows
 
@@ -242,10 +238,7 @@ def _print_nonfinite(
     cause = find()
     if cause is not None:
         print_lines([*_format_cause(cause), ""])
-    cells = [_sorted_cells(row, tree) for row in shown]
-    columns = (*_SORTED_COLUMNS, *_select_columns(tree))
-    table = without_attempts(columns, cells, tree.attempts)
-    print_table(format_table(*table, width=measure_width()))
+    _print_sorted(tree, shown)
     left = seen.nonfinite_rows - len(shown)
     more = f"... {format_count(left, 'more tensor')} not finite: --limit 0 lists all"
     print_lines([*([more] if left else []), ""])
@@ -296,19 +289,25 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
 
 def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
     """Print tables, each followed by a blank line; holds one group of the tree at a time."""
-    width = measure_width()
-    shown = islice(rows, limit)
     if by != "order":
-        cells = [_sorted_cells(row, tree) for row in shown]
-        columns = (*_SORTED_COLUMNS, *_select_columns(tree))
-        table = without_attempts(columns, cells, tree.attempts)
-        lines = format_table(*table, width=width)
-        print_table([*lines, ""] if len(lines) > 1 else [])
+        shown = list(islice(rows, limit))
+        if shown:
+            _print_sorted(tree, shown)
+            print_lines([""])
         return
-    for where, group in groupby(shown, key=lambda row: format_place(row.key, tree)):
+    columns = (*_COLUMNS, *_select_columns(tree))
+    places = groupby(islice(rows, limit), key=lambda row: format_place(row.key, tree))
+    for where, group in places:
         print_lines([where])
-        cells = [_row_cells(row, tree) for row in group]
-        print_table([*format_table((*_COLUMNS, *_select_columns(tree)), cells, width=width), ""])
+        print_rows(columns, [_row_cells(row, tree) for row in group])
+        print_lines([""])
+
+
+def _print_sorted(tree: Tree, rows: Iterable[Surveyed]) -> None:
+    """Print one table of tensors, each with its place."""
+    columns = (*_SORTED_COLUMNS, *_select_columns(tree))
+    cells = [_sorted_cells(row, tree) for row in rows]
+    print_rows(*without_attempts(columns, cells, tree.attempts))
 
 
 def _select_columns(tree: Tree) -> tuple[TableColumn, ...]:
