@@ -28,8 +28,8 @@ from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import format_summary_table
 from rankdump._cli.signal_handlers import handle_signals
+from rankdump._cli.status_tables import format_summary_table
 from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_config, run_twice
 from rankdump._config import config_file
 from rankdump._config.output_path import BASELINE_VARIABLE, OUTPUT_VARIABLE

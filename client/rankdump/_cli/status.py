@@ -29,7 +29,6 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._analysis.reader.session_ends import mark_ended_sessions
-from rankdump._cli.job_status import format_job_findings, format_job_status, format_job_tables
 from rankdump._cli.live_tree import (
     add_tree_rows,
     fetch_live_status,
@@ -37,7 +36,13 @@ from rankdump._cli.live_tree import (
 )
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import MAX_RANKS_SHOWN, format_status_table
+from rankdump._cli.status_tables import (
+    MAX_RANKS_SHOWN,
+    format_job_findings,
+    format_job_status,
+    format_job_tables,
+    format_status_table,
+)
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView, view_as_json
 from rankdump._core.units import format_count
