@@ -27,9 +27,8 @@ from rankdump._analysis.black_box.freeze_files import (
     read_freeze_records,
 )
 from rankdump._analysis.table.table_schema import NONFINITE
-from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.dump_source import DumpSource, find_tree_number
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
 from rankdump.errors import CorruptedError
 
@@ -108,7 +107,7 @@ def make_black_box_page(sources: Sequence[DumpSource]) -> PageKind[BlackBoxReque
             report = source.keep(("fault", root), lambda: _read_report(root))
         except CorruptedError as error:
             return BlackBoxPage(request, names, str(root), None, str(error), None, ())
-        tree = _find_tree(sources, root)
+        tree = find_tree_number(sources, root)
         bad = report.first_bad_value
         way = () if tree is None or bad is None else _find_way(sources[tree], bad)
         return BlackBoxPage(request, names, str(root), _make_content(report), "", tree, way)
@@ -160,12 +159,6 @@ def _make_content(report: FaultReport) -> FaultContent:
         ),
         stacks=tuple(islice(stacks, _MAX_WAY)),
     )
-
-
-def _find_tree(sources: Sequence[DumpSource], root: Path) -> int | None:
-    wanted = root.resolve()
-    found = (at for at, source in enumerate(sources) if source.root.resolve() == wanted)
-    return next(found, None)
 
 
 def _find_way(source: DumpSource, bad: FirstBadValue) -> tuple[TensorRow, ...]:

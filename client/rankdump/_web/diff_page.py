@@ -19,8 +19,7 @@ from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 from rankdump._web.comparison_process import ComparisonRequest, ComparisonState
 from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import MAX_TEXT, PageParameters, ParameterError
+from rankdump._web.page_kinds import MAX_TEXT, PageKind, PageParameters, ParameterError
 from rankdump.errors import ConfigError
 
 _NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
@@ -122,13 +121,6 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
         return DiffPage(request, trees, found, _make_chips(found, chosen), has_attempts)
 
     return PageKind("/diff", "diff.html", "Diff", parse_diff, build_diff, fragment="diff_part.html")
-
-
-def make_mapping_file(parameters: PageParameters, trees: int) -> bytes:
-    """Return the mapping of the pairs in an address."""
-    request = _parse_diff(parameters, trees)
-    parameters.finish()
-    return format_mapping_file(request.pairs)
 
 
 def _make_request(request: DiffRequest, roots: Sequence[Path]) -> ComparisonRequest:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -179,6 +179,13 @@ class DumpSource:
             table, state.table = state.table, None
         if table is not None:
             table.close()
+
+
+def find_tree_number(sources: Iterable[DumpSource], root: Path) -> int | None:
+    """Return the number of a tree among the sources; None for one that is not served."""
+    wanted = root.resolve()
+    numbers = (at for at, source in enumerate(sources) if source.root.resolve() == wanted)
+    return next(numbers, None)
 
 
 def find_page_views(root: Path) -> TableViews:

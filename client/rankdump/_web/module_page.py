@@ -16,8 +16,7 @@ from rankdump._analysis.module_tree import (
 )
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 
 _MAX_CHILDREN = 300
 _OPEN_ROWS = 60

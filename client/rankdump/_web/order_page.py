@@ -17,8 +17,7 @@ from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import OrderEntry
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.order_trace import TraceLink, list_trace_links, open_order
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 from rankdump.errors import CorruptedError
 
 _AROUND = 40

@@ -20,8 +20,7 @@ from rankdump._analysis.reader.order_traces import (
 from rankdump._core.plan import IterationSelection
 from rankdump._core.units import format_bytes
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageParameters
 from rankdump.errors import CorruptedError, ExhaustedError
 
 MAX_PART_BYTES = 32 << 20
@@ -64,8 +63,8 @@ def parse_trace(parameters: PageParameters) -> TraceRequest:
         parameters.read_number("first"),
         parameters.read_number("last"),
     )
-    iteration = parameters.read_number("iteration", 0) or 0
-    return TraceRequest(iteration, parameters.read_number("trace", 0) or 0, part)
+    iteration = parameters.read_number("iteration") or 0
+    return TraceRequest(iteration, parameters.read_number("trace") or 0, part)
 
 
 def open_order(source: DumpSource) -> PublishedOrder:

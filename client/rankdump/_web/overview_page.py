@@ -20,8 +20,7 @@ from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource, JobAttempt
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters
 from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
 
 _MAX_LISTED = 50

@@ -14,7 +14,7 @@ from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump._web.dump_source import DumpSource, JobAttempt
-from rankdump._web.page_parameters import MAX_NUMBER
+from rankdump._web.page_kinds import MAX_NUMBER
 from rankdump._web.rank_values import RankValues, arrange_values
 
 _MAX_ROWS = 1 << 17

@@ -14,8 +14,7 @@ from rankdump._analysis.plot.chart_data import choose_scale
 from rankdump._analysis.plot.tensor_slice import MAX_CELLS, join_cells
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._web.dump_source import DumpSource, read_tree_stamp
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_differences import DifferenceRequest, count_differences
 from rankdump._web.rank_values import RankValues, arrange_values, read_times
@@ -94,13 +93,12 @@ class RankMapPage:
     """Rank that the others are compared with."""
 
 
-def parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
-    """Return the request."""
+def _parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
     return RankMapRequest(
         statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
         search=parameters.read_text("search", longest=1024),
-        first_rank=parameters.read_number("first_rank", 0) or 0,
-        first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        first_rank=parameters.read_number("first_rank") or 0,
+        first_iteration=parameters.read_number("first_iteration") or 0,
         base=parameters.read_number("base", high=_MAX_RANK),
         against=parameters.read_number("against", high=max(0, trees - 1)),
         tensors=parameters.read_choice("tensors", _TENSOR_SETS, ""),
@@ -111,7 +109,7 @@ def make_rank_map_page(sources: Sequence[DumpSource]) -> PageKind[RankMapRequest
     """Return the page; tensors are compared with those of the other sources as well."""
     return PageKind(
         *("/ranks", "ranks.html", "Ranks"),
-        lambda parameters: parse_rank_map(parameters, len(sources)),
+        lambda parameters: _parse_rank_map(parameters, len(sources)),
         lambda source, request: build_rank_map(source, request, sources),
         has_attempts=True,
     )

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
 from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
 
 PAGE_ROWS = 100

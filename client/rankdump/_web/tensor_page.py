@@ -23,8 +23,13 @@ from rankdump._analysis.reader.source_lines import (
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import MAX_NUMBER, PageParameters, ParameterError
+from rankdump._web.page_kinds import (
+    MAX_NUMBER,
+    AbsentPageError,
+    PageKind,
+    PageParameters,
+    ParameterError,
+)
 from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
 from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
 from rankdump.errors import RankdumpError
@@ -101,11 +106,11 @@ def parse_tensor(parameters: PageParameters) -> TensorRequest:
     return TensorRequest(
         name=name,
         side=parameters.read_choice("side", ("input", "output"), "output"),
-        slot=parameters.read_number("slot", 0, high=1 << 30) or 0,
+        slot=parameters.read_number("slot", high=1 << 30) or 0,
         rank=parameters.read_number("rank", high=1 << 30),
         iteration=parameters.read_number("iteration"),
         statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
-        first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        first_iteration=parameters.read_number("first_iteration") or 0,
         choice=_parse_slice(parameters),
     )
 

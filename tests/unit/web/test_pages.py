@@ -35,7 +35,7 @@ from rankdump._cli.command_group import run_command_line
 from rankdump._web import tensor_elements, tensor_list
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
-from rankdump._web.page_parameters import MAX_NUMBER
+from rankdump._web.page_kinds import MAX_NUMBER
 from rankdump._web.query_process import QueryProcess
 
 PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
