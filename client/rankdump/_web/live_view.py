@@ -21,7 +21,6 @@ from rankdump._analysis.reader.rank_tallies import (
     RankTally,
     find_ended_jobs,
     format_status_sentences,
-    sum_iterations,
     tally_ranks,
 )
 from rankdump._analysis.tree_overview import find_budget_share
@@ -29,7 +28,13 @@ from rankdump._core.events import Finding
 from rankdump._core.status import AgentStatus, SessionState, StatusView
 from rankdump._core.timeouts import HintLevel, TimeoutHint
 from rankdump._core.units import format_count
-from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
+from rankdump._web.job_figures import (
+    RankBalance,
+    TimeoutBudget,
+    make_balance,
+    make_budgets,
+    sum_balances,
+)
 
 MAX_RANKS_LISTED = 128
 """Ranks of a job that are listed: the part is sent to every browser when it changes."""
@@ -55,24 +60,12 @@ class LiveVerdict(NamedTuple):
 class LiveRank(NamedTuple):
     """A rank, and what became of its tensors so far."""
 
-    rank: int
-    """-1 for the sum of all."""
-    attempt: int
-    state: str
+    balance: RankBalance
     is_bad: bool
     """Whether it crashed, was lost, or is in a call that cannot end."""
     host: str
     iteration: int | None
     """The latest one of which its daemon knows a tensor or a wait; None for none."""
-    iterations_complete: int
-    iterations_seen: int
-    expected: int
-    stored: int
-    linked: int
-    degraded: int
-    dropped: int
-    bytes_in: int
-    bytes_stored: int
 
 
 class LiveJobState(NamedTuple):
@@ -84,7 +77,7 @@ class LiveJobState(NamedTuple):
     """How many ranks are in which state."""
     ranks: tuple[LiveRank, ...]
     rank_count: int
-    total: LiveRank
+    total: RankBalance
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,44 +164,23 @@ def _make_job(job_id: str, tallies: list[RankTally], ended: set[str]) -> LiveJob
         states = Counter(tally.state or "unknown" for tally in tallies)
     summary = ", ".join(f"{format_count(count, 'rank')} {state}" for state, count in states.items())
     ranks = tuple(map(_make_rank, tallies))
-    total = _make_total(ranks, tallies)
+    total = sum_balances(tallies)
     # Ranks that failed are always among those that are listed.
     shown = sorted(ranks, key=lambda rank: not rank.is_bad)[:MAX_RANKS_LISTED]
-    shown.sort(key=lambda rank: (rank.rank, rank.attempt))
+    shown.sort(key=lambda rank: rank.balance[:2])
     return LiveJobState(job_id, job_id not in ended, summary, tuple(shown), len(ranks), total)
 
 
 def _make_rank(tally: RankTally) -> LiveRank:
-    sums = sum_iterations(tally.iterations)
     numbers = [each.iteration for each in tally.iterations]
     numbers += [tally.wait.iteration] if tally.wait else []
     is_stuck = tally.wait is not None and tally.wait.stuck and tally.state == "open"
     is_lost = tally.state in ("crashed", SessionState.LOST.value)
     return LiveRank(
-        *(tally.rank, tally.attempt, tally.described_state),
+        make_balance(tally),
         is_bad=(is_lost or is_stuck) and not tally.is_followed,
         host=tally.sessions[-1].host if tally.sessions else "",
         iteration=max(numbers, default=None),
-        iterations_complete=tally.iterations_complete,
-        iterations_seen=tally.iterations_seen,
-        expected=sums.expected,
-        stored=sums.stored,
-        linked=sums.linked,
-        degraded=sums.degraded,
-        dropped=sums.dropped,
-        bytes_in=sums.bytes_in,
-        bytes_stored=sums.bytes_stored,
-    )
-
-
-def _make_total(ranks: Sequence[LiveRank], tallies: Iterable[RankTally]) -> LiveRank:
-    sums = sum_iterations(each for tally in tallies for each in tally.iterations)
-    return LiveRank(
-        *(-1, 0, "", False, "", None),
-        sum(each.iterations_complete for each in ranks),
-        sum(each.iterations_seen for each in ranks),
-        *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
-        *(sums.bytes_in, sums.bytes_stored),
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._analysis.reader.rank_tallies import sum_iterations
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._analysis.table_index import compare_with_tree
 from rankdump._analysis.tree_overview import (
@@ -20,8 +19,14 @@ from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource, JobAttempt
+from rankdump._web.job_figures import (
+    RankBalance,
+    TimeoutBudget,
+    make_balance,
+    make_budgets,
+    sum_balances,
+)
 from rankdump._web.page_kinds import PageKind, PageParameters
-from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
 
 _MAX_LISTED = 50
 """Sentences, findings and ranks of one part."""
@@ -43,23 +48,6 @@ class BadTensorRow(NamedTuple):
 
     tensor: BadTensor
     short_name: str
-
-
-class RankBalance(NamedTuple):
-    """What became of the tensors of a rank."""
-
-    rank: int
-    attempt: int
-    state: str
-    iterations_complete: int
-    iterations_seen: int
-    expected: int
-    stored: int
-    linked: int
-    degraded: int
-    dropped: int
-    bytes_in: int
-    bytes_stored: int
 
 
 class FaultSummary(NamedTuple):
@@ -120,8 +108,7 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
         f"count(*) FILTER (WHERE {NONFINITE}) AS bad FROM tensors"
     )[0]
     bad = _find_bad(source) if counts["bad"] else ()
-    balances = _make_balances(overview)
-    totals = overview.totals
+    tallies = overview.tallies
     return OverviewPage(
         verdict=make_verdict(overview, bad, counts["measured"]),
         jobs=overview.jobs,
@@ -142,14 +129,9 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
         card_differences=_list(overview.card_differences),
         card_remarks=_list(overview.card_remarks),
         budgets=make_budgets(overview.hints[:_MAX_LISTED]),
-        balances=balances[:_MAX_LISTED],
-        balance_count=len(balances),
-        total=RankBalance(
-            *(-1, 0, "", sum(each.iterations_complete for each in balances)),
-            sum(each.iterations_seen for each in balances),
-            *(totals.expected, totals.stored, totals.linked, totals.degraded, totals.dropped),
-            *(totals.bytes_in, totals.bytes_stored),
-        ),
+        balances=tuple(map(make_balance, tallies[:_MAX_LISTED])),
+        balance_count=len(tallies),
+        total=sum_balances(tallies),
         table_note=source.keep("lag", lambda: str(compare_with_tree(source.root)))
         if source.has_table
         else "the tree has no table: pages are slow in large trees until rankdump index writes one",
@@ -187,21 +169,6 @@ def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
     return FaultSummary(
         describe_cause(fault.cause), fault.iteration, fault.root, first, lines[:_MAX_LISTED]
     )
-
-
-def _make_balances(overview: TreeOverview) -> tuple[RankBalance, ...]:
-    found: list[RankBalance] = []
-    for tally in overview.tallies:
-        sums = sum_iterations(tally.iterations)
-        found.append(
-            RankBalance(
-                *(tally.rank, tally.attempt, tally.described_state),
-                *(tally.iterations_complete, tally.iterations_seen),
-                *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
-                *(sums.bytes_in, sums.bytes_stored),
-            )
-        )
-    return tuple(found)
 
 
 OVERVIEW = PageKind(

@@ -199,7 +199,10 @@ def test_ranks_that_failed_are_always_listed():
     last = replace(many.sessions[-1], state=SessionState.LOST)
     (job,) = make_live_content(replace(many, sessions=(*many.sessions[:-1], last)), "").jobs
     assert len(job.ranks) == MAX_RANKS_LISTED
-    assert (job.rank_count, job.ranks[-1].rank) == (MAX_RANKS_LISTED + 50, MAX_RANKS_LISTED + 49)
+    assert (job.rank_count, job.ranks[-1].balance.rank) == (
+        MAX_RANKS_LISTED + 50,
+        MAX_RANKS_LISTED + 49,
+    )
     assert job.total.expected == 4 * job.rank_count
 
 
