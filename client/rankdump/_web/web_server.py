@@ -21,9 +21,8 @@ from rankdump._core.caller_roles import CallerIdentity
 from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
 from rankdump._core.log_once import LogOnce
 from rankdump._http.http_server import HttpServer, bind_listener
-from rankdump._http.refusal_sink import RefusalSink
 from rankdump._http.role_gate import CONTROL_METHOD, RoleGate
-from rankdump._http.server_guard import HttpsGuard
+from rankdump._http.server_guard import HttpsGuard, RefusalSink
 from rankdump._web.access_gate import AccessGate, AccessTokens, make_token_query
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
