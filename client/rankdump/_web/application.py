@@ -117,7 +117,7 @@ class WebPages:
     def close(self) -> None:
         """End streams of events, on the loop that serves them."""
         if self.live:
-            self.live.feed.close()
+            self.live.feed.closed.set()
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
         if request.url.path == "/" and self.live is not None and not self._sources:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs
 
 from jinja2 import Environment
@@ -87,12 +87,8 @@ class OutcomePage:
     outcome: ControlOutcome
 
 
-class PagePresenter(Protocol):
-    """Makes the answer of a page, as HTML or as JSON."""
-
-    def __call__(self, request: Request, template: str, title: str, page: Any) -> Response:
-        """Return the answer."""
-        ...
+PagePresenter = Callable[[Request, str, str, Any], Response]
+"""Makes the answer of a page, as HTML or as JSON, by the request, the template and the title."""
 
 
 class OrderDesk:

@@ -358,7 +358,7 @@ def test_stream_ends_with_the_server(source, monkeypatch, takes: bool):
             pass
         if not takes:
             browser.ready.clear()
-        feed.close()
+        feed.closed.set()
         await stream
         while browser.messages.qsize() > 1:
             browser.messages.get_nowait()
