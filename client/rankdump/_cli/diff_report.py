@@ -18,11 +18,7 @@ from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
 from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
-from rankdump._analysis.compare.report import (
-    CONSTANTS_ITERATION,
-    ComparisonReport,
-    ComparisonRow,
-)
+from rankdump._analysis.compare.report import CONSTANTS_ITERATION, ComparisonReport, ComparisonRow
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
@@ -47,11 +43,7 @@ from rankdump._cli.text_format import shorten_text
 from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.units import format_count
-from rankdump._layout.dump_folders import (
-    MAX_TREE_DEPTH,
-    RANK_FOLDER_PATTERN,
-    find_folder,
-)
+from rankdump._layout.dump_folders import MAX_TREE_DEPTH, RANK_FOLDER_PATTERN, find_folder
 
 _MAX_UNMATCHED_SHOWN = 4
 _MAX_REMARKS_SHOWN = 5

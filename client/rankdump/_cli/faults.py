@@ -8,11 +8,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis.black_box.fault_report import (
-    FaultReport,
-    StepSummary,
-    make_fault_report,
-)
+from rankdump._analysis.black_box.fault_report import FaultReport, StepSummary, make_fault_report
 from rankdump._analysis.black_box.fault_text import (
     describe_fault,
     iter_bad_value_lines,

@@ -108,12 +108,7 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def forecast(
-    *,
-    tree: Path,
-    config: Path | None,
-    iterations: int | None,
-    keep_free: float,
-    as_json: bool,
+    *, tree: Path, config: Path | None, iterations: int | None, keep_free: float, as_json: bool
 ) -> int:
     """Estimate the disk space and the time that a dump needs.
 

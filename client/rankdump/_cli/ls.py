@@ -111,13 +111,7 @@ def ls(
 
 
 def _print_listing(
-    tree: Tree,
-    kept: Entries,
-    rows: list[ListedTensor],
-    query: Query,
-    *,
-    brief: bool,
-    digests: bool,
+    tree: Tree, kept: Entries, rows: list[ListedTensor], query: Query, *, brief: bool, digests: bool
 ) -> None:
     width = measure_width()
     if brief and rows:

@@ -107,10 +107,7 @@ def _format_totals(replays: list[CallReplay]) -> list[str]:
     ranks = ranges(each.rank for each in bad)
     good = sorted({each.rank for each in replays} - {each.rank for each in bad})
     others = f"; within it on rank {ranges(good)}" if good else ""
-    return [
-        *notes,
-        f"{total}: not within the rounding of its type on rank {ranks}{others}",
-    ]
+    return [*notes, f"{total}: not within the rounding of its type on rank {ranks}{others}"]
 
 
 def _describe_replay(each: CallReplay) -> dict[str, object]:

@@ -55,11 +55,7 @@ _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
 _L1NORM_COLUMN = number_columns("l1norm")
 """In place of them for a dump that has nothing else."""
-_COLUMNS = (
-    TableColumn("operator", is_flexible=True),
-    TableColumn("tensor"),
-    TableColumn("dtype"),
-)
+_COLUMNS = (TableColumn("operator", is_flexible=True), TableColumn("tensor"), TableColumn("dtype"))
 _SORTED_COLUMNS = (*number_columns("rank", "attempt", "iteration"), *_COLUMNS[:2])
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "min": lambda row: None if row.minimum is None else -row.minimum,

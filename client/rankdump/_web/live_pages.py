@@ -27,12 +27,7 @@ from starlette.types import ASGIApp
 
 from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.status import StatusView, view_as_json
-from rankdump._web.control_preview import (
-    OrderPreview,
-    describe_plans,
-    preview_order,
-    select_job,
-)
+from rankdump._web.control_preview import OrderPreview, describe_plans, preview_order, select_job
 from rankdump._web.dump_source import DumpSource, find_tree_number
 from rankdump._web.job_source import ControlOutcome, JobSource
 from rankdump._web.json_body import make_body, wants_json

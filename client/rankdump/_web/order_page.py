@@ -200,10 +200,7 @@ def _make_rows(entries: Sequence[OrderEntry], chosen: int) -> tuple[OrderRow, ..
 
 
 def _draw_bars(
-    entries: Sequence[OrderEntry],
-    rows: Sequence[OrderRow],
-    lanes: Sequence[int],
-    span_ms: float,
+    entries: Sequence[OrderEntry], rows: Sequence[OrderRow], lanes: Sequence[int], span_ms: float
 ) -> tuple[TimelineBar, ...]:
     scale = (WIDTH - LEFT) / span_ms if span_ms > 0 else 0.0
     lane_of = {rank: at for at, rank in enumerate(lanes)}

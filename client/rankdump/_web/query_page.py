@@ -128,8 +128,7 @@ def _make_page(request: QueryRequest, found: QueryAnswer, error: str = "") -> Qu
         and is_number[0]
     )
     return QueryPage(
-        *(request, RECIPES, found.columns, tuple(rows), found.row_count, is_number, has_plot),
-        error,
+        *(request, RECIPES, found.columns, tuple(rows), found.row_count, is_number, has_plot), error
     )
 
 
