@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 
 from rich.cells import cell_len, set_cell_size
 
@@ -35,6 +36,12 @@ def format_reasons(counts: Mapping[str, int]) -> str:
     """Return counts by reason, most frequent first: `disk_low 10, device_excluded 2`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in ordered if count)
+
+
+def list_first(names: Collection[str], most: int, spell: Callable[[str], str] = str) -> str:
+    """Return the first names, joined by commas; `...` stands for the others."""
+    more = ["..."] if len(names) > most else []
+    return ", ".join([*map(spell, islice(names, most)), *more])
 
 
 def shorten_text(text: str, width: int) -> str:
