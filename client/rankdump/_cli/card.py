@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -120,20 +119,16 @@ def _format_findings(found: FoundCards, findings: Sequence[CardFinding]) -> Iter
 
 def _format_facts(cards: Sequence[RankCard]) -> Iterator[str]:
     """Yield the lines about the processes, once for ranks that have the same."""
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    facts: dict[str, RunCard] = {}
-    for each in cards:
-        # From the first card of each rank: the rest is in the table.
-        if any(each.rank in known for known in ranks.values()):
-            continue
-        own = replace(each.card, numbers={}, digests={}, parameters={})
-        key = json.dumps(own, default=make_plain)
-        ranks[key].append(each.rank)
-        facts[key] = own
-    for key, of_ranks in ranks.items():
+    # From the first card of each rank: the rest is in the table.
+    first = {each.rank: each.card for each in reversed(cards)}
+    facts: dict[str, tuple[RunCard, list[int]]] = {}
+    for rank in dict.fromkeys(each.rank for each in cards):
+        own = replace(first[rank], numbers={}, digests={}, parameters={})
+        facts.setdefault(json.dumps(own, default=make_plain), (own, []))[1].append(rank)
+    for own, ranks in facts.values():
         yield ""
-        yield f"rank {reader.ranges(of_ranks)}: {' '.join(facts[key].command)}"
-        yield from (f"  {line}" for line in _format_card_facts(facts[key]))
+        yield f"rank {reader.ranges(ranks)}: {' '.join(own.command)}"
+        yield from (f"  {line}" for line in _format_card_facts(own))
 
 
 def _format_card_facts(own: RunCard) -> Iterator[str]:

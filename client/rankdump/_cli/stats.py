@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,9 +163,7 @@ def stats(
         cause = _find_cause(found, query, seen) if nonfinite else None
         click.echo(json.dumps(totals | _cause_as_json(cause) | {"tensors": listed}, indent=1))
     elif nonfinite:
-        _print_nonfinite(
-            found, ordered, seen, limit, by=by, find=lambda: _find_cause(found, query, seen)
-        )
+        _print_nonfinite(found, ordered, seen, limit, query, by=by)
         print_lines(_format_sentences(found, seen, whole=True))
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     else:
@@ -182,12 +181,8 @@ def stats(
 
 def _sort_rows(rows: Iterator[Surveyed], by: str, limit: int | None) -> Iterator[Surveyed]:
     """Return the most extreme rows, holding no more than these; all without a limit."""
-
-    def get_key(row: Surveyed) -> tuple[bool, bool, float]:
-        return _extreme_sort_key(row, by)
-
-    found = sorted(rows, key=get_key) if limit is None else heapq.nsmallest(limit, rows, get_key)
-    return iter(found)
+    key = partial(_extreme_sort_key, by=by)
+    return iter(sorted(rows, key=key) if limit is None else heapq.nsmallest(limit, rows, key))
 
 
 def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
@@ -216,9 +211,9 @@ def _print_nonfinite(
     rows: Iterator[Surveyed],
     seen: _SurveyCounts,
     limit: int | None,
+    query: Query,
     *,
     by: str,
-    find: Callable[[], DivergenceOrigin | None],
 ) -> None:
     """Print the first cause, then the first tensors that are not finite, and how many follow."""
     most = _DEFAULT_CONSEQUENCES if limit is None else limit
@@ -231,7 +226,7 @@ def _print_nonfinite(
         shown = sorted(rows, key=_execution_sort_key)
     if not shown:
         return
-    cause = find()
+    cause = _find_cause(tree, query, seen)
     if cause is not None:
         print_lines([*_format_cause(cause), ""])
     _print_sorted(tree, shown)
@@ -340,14 +335,8 @@ def _statistic_cells(row: Surveyed, tree: Tree) -> list[str]:
 
 def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[str]:
     if not seen.count:
-        return [
-            explain_no_match(
-                iterate_named(
-                    read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt),
-                    lambda tensor: True,
-                )
-            )
-        ]
+        whole_tree = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt)
+        return [explain_no_match(iterate_named(whole_tree, lambda tensor: True))]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
     counts_by_source = ", ".join(f"{count:,} {source}" for count, source in sources if count)
@@ -388,14 +377,13 @@ def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:
 
 
 def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str, object]:
+    first = seen.first_nonfinite
     return {
         "root": str(tree.root),
         "tensor_count": seen.count,
         "nonfinite_count": seen.nonfinite_rows,
         "undecided_count": seen.undecided_rows,
-        "first_nonfinite": _row_as_json(seen.first_nonfinite, tree)
-        if seen.first_nonfinite
-        else None,
+        "first_nonfinite": None if first is None else _row_as_json(first, tree),
         "problems": [*seen.damages, *survey.problems, *tree.problems],
     }
 

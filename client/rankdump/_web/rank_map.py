@@ -18,6 +18,7 @@ from rankdump._web.page_kinds import PageKind, PageParameters
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_differences import DifferenceRequest, count_differences
 from rankdump._web.rank_values import RankValues, arrange_values, read_times
+from rankdump._web.tensor_rows import match_rows
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""
@@ -208,21 +209,18 @@ def read_values(
 
 
 def _read_statistic(source: DumpSource, statistic: str, search: str) -> RankValues:
-    values: list[object] = []
     if statistic in _OF_ITERATIONS:
+        view, conditions, values = "iterations", ["true"], list[object]()
         measure = f"sum({_OF_ITERATIONS[statistic]})"
-        view, condition = "iterations", "true"
     else:
-        view, condition = "tensors", "iteration IS NOT NULL"
+        view, (conditions, values) = "tensors", match_rows(search=search)
+        conditions.append("iteration IS NOT NULL")
         measure = f"arg_max({statistic}, abs({statistic}))"
         if statistic == NONFINITE_COUNT:
             measure = f"count(*) FILTER (WHERE {NONFINITE})"
-        if search:
-            condition += " AND contains(lower(CAST(name AS VARCHAR)), lower(?))"
-            values.append(search)
     rows = source.read_table(
         f"SELECT rank, iteration, CAST({measure} AS DOUBLE) AS value FROM {view} "
-        f"WHERE {condition} GROUP BY rank, iteration HAVING value IS NOT NULL",
+        f"WHERE {' AND '.join(conditions)} GROUP BY rank, iteration HAVING value IS NOT NULL",
         values,
     )
     return arrange_values(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row, match_rows
 
 PAGE_ROWS = 100
 _CONSTANT = (1 << 63) - 1
@@ -100,15 +100,9 @@ def build_tensor_list(source: DumpSource, request: TensorListRequest) -> TensorL
 
 
 def _make_conditions(request: TensorListRequest) -> tuple[list[str], Sequence[object]]:
-    conditions, values = ["true"], list[object]()
-    if request.search:
-        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
-        values.append(request.search)
-    for name in ("rank", "iteration"):
-        value = getattr(request, name)
-        if value is not None:
-            conditions.append(f"{name} = ?")
-            values.append(value)
+    conditions, values = match_rows(
+        search=request.search, rank=request.rank, iteration=request.iteration
+    )
     if request.side:
         conditions.append("CAST(side AS VARCHAR) = ?")
         values.append(request.side)

@@ -31,7 +31,7 @@ from rankdump._web.page_kinds import (
     ParameterError,
 )
 from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row, match_rows
 from rankdump.errors import RankdumpError
 
 STATISTICS = tuple(STATISTIC_COLUMNS.values())
@@ -131,23 +131,15 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
     """Return the row of a tensor: the earliest one that is not finite, where the request names no
     place, else the first one with elements; AbsentPageError where there is none.
     """
-    conditions, values = [_IDENTITY], list[object](_get_identity(request))
-    for name in ("rank", "iteration"):
-        value = getattr(request, name)
-        if value is not None:
-            conditions.append(f"{name} = ?")
-            values.append(value)
+    conditions, values = match_rows(rank=request.rank, iteration=request.iteration)
     rows = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {' AND '.join(conditions)} "
+        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {_IDENTITY} AND {' AND '.join(conditions)} "
         f"ORDER BY ({NONFINITE}) DESC, path = '', {EXECUTION_ORDER} LIMIT 1",
-        values,
+        (*_get_identity(request), *values),
     )
     if not rows:
-        where = "".join(
-            f", {name} {value}"
-            for name, value in (("rank", request.rank), ("iteration", request.iteration))
-            if value is not None
-        )
+        place = (("rank", request.rank), ("iteration", request.iteration))
+        where = "".join(f", {name} {value}" for name, value in place if value is not None)
         raise AbsentPageError(
             f"no tensor {request.side} {request.slot} of {request.name[:200]}{where}"
         )

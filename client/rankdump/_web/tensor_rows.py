@@ -56,6 +56,24 @@ class TensorRow:
     member: str
 
 
+def match_rows(
+    *, search: str = "", rank: int | None = None, iteration: int | None = None
+) -> tuple[list[str], list[object]]:
+    """Return conditions of a SELECT over `tensors`, joined by AND, and their values.
+
+    `search` is a part of the name of the operator, without regard to case.
+    """
+    conditions, values = ["true"], list[object]()
+    if search:
+        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
+        values.append(search)
+    for name, value in (("rank", rank), ("iteration", iteration)):
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    return conditions, values
+
+
 def make_row(found: Mapping[str, Any]) -> TensorRow:
     """Return a row that was selected by ROW_COLUMNS."""
     known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
