@@ -12,7 +12,6 @@ from collections.abc import Callable
 from enum import Enum
 from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
@@ -82,11 +81,6 @@ def is_own_host(host: str) -> bool:
         return False
     plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
     return plain and split.hostname in _HOST_NAMES
-
-
-def make_token_query(token: str) -> str:
-    """Return the query of the address that is printed."""
-    return str(QueryParams({"token": token}))
 
 
 def _refuse(text: str) -> Response:

@@ -80,14 +80,14 @@ class BlackBoxPage:
     request: BlackBoxRequest
     frozen: tuple[str, ...]
     """Roots of the frozen trees, the earliest first."""
-    root: str
+    root: str = ""
     """Of the one that is shown; empty without any."""
-    fault: FaultContent | None
-    problem: str
+    fault: FaultContent | None = None
+    problem: str = ""
     """Why a freeze cannot be shown; else empty."""
-    tree: int | None
+    tree: int | None = None
     """Number of the frozen tree among those that are served; None when it is not one."""
-    way: tuple[TensorRow, ...]
+    way: tuple[TensorRow, ...] = ()
     """Of a frozen tree that is served: the tensors of the operator of the first bad value, and all
     that are not finite, on its rank in its iteration."""
 
@@ -101,12 +101,12 @@ def make_black_box_page(sources: Sequence[DumpSource]) -> PageKind[BlackBoxReque
         if request.freeze is not None and request.freeze >= len(frozen):
             raise AbsentPageError(f"no freeze {request.freeze}: there are {len(frozen)}")
         if not frozen:
-            return BlackBoxPage(request, names, "", None, "", None, ())
+            return BlackBoxPage(request, names)
         root = frozen[-1 if request.freeze is None else request.freeze]
         try:
             report = source.keep(("fault", root), lambda: _read_report(root))
         except CorruptedError as error:
-            return BlackBoxPage(request, names, str(root), None, str(error), None, ())
+            return BlackBoxPage(request, names, str(root), problem=str(error))
         tree = find_tree_number(sources, root)
         bad = report.first_bad_value
         way = () if tree is None or bad is None else _find_way(sources[tree], bad)

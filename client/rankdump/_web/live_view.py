@@ -5,7 +5,7 @@ functions that `rankdump status` uses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from rankdump._analysis.reader.rank_tallies import (
 from rankdump._analysis.tree_overview import find_budget_share
 from rankdump._core.events import Finding
 from rankdump._core.status import AgentStatus, SessionState, StatusView
-from rankdump._core.timeouts import HintLevel, TimeoutHint
+from rankdump._core.timeouts import HintLevel
 from rankdump._core.units import format_count
 from rankdump._web.job_figures import (
     RankBalance,
@@ -110,19 +110,25 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
     jobs = [_make_job(job_id, ranks, ended) for job_id, ranks in by_job.items()]
     jobs.sort(key=lambda job: not job.is_running)
     urgent = sorted(known.agents, key=lambda each: (each.connected, -each.lost_events, each.host))
+    hints = sorted(
+        known.hints, key=lambda each: (-find_budget_share(each), each.job_id, each.group)
+    )
+    causes = format_causes(known.hints, known.order_findings)
+    sentences = (*format_status_sentences(known), *causes)
+    merges = (format_merge_status(each, named=len(known.merges) > 1) for each in known.merges)
     return LiveContent(
         verdict=make_live_verdict(known, jobs, problem),
         problem=problem,
         jobs=tuple(jobs),
         # Of no ranks the verdict has said all.
-        sentences=_make_sentences(known)[:_MAX_LISTED] if jobs else (),
+        sentences=tuple(sentences[:_MAX_LISTED]) if jobs else (),
         findings=known.order_findings[-_MAX_LISTED:],
         finding_count=len(known.order_findings),
         freezes=tuple(format_freezes(known)[-_MAX_LISTED:]),
-        budgets=make_budgets(_sort_hints(known.hints)[:_MAX_LISTED]),
+        budgets=make_budgets(hints[:_MAX_LISTED]),
         agents=tuple(urgent[:_MAX_LISTED]),
         agent_count=len(urgent),
-        resources=_make_resources(known) if view is not None else (),
+        resources=(*format_resource_usage(known), *merges) if view is not None else (),
         roots=known.roots,
     )
 
@@ -182,17 +188,3 @@ def _make_rank(tally: RankTally) -> LiveRank:
         host=tally.sessions[-1].host if tally.sessions else "",
         iteration=max(numbers, default=None),
     )
-
-
-def _make_sentences(view: StatusView) -> tuple[str, ...]:
-    return (*format_status_sentences(view), *format_causes(view.hints, view.order_findings))
-
-
-def _make_resources(view: StatusView) -> tuple[str, ...]:
-    named = len(view.merges) > 1
-    merges = (format_merge_status(merge, named=named) for merge in view.merges)
-    return (*format_resource_usage(view), *merges)
-
-
-def _sort_hints(hints: Iterable[TimeoutHint]) -> list[TimeoutHint]:
-    return sorted(hints, key=lambda hint: (-find_budget_share(hint), hint.job_id, hint.group))

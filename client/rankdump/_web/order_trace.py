@@ -4,7 +4,7 @@ else lines of that file or entries of the order, up to some megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from rankdump._analysis.reader.order_traces import (
     list_traces,
 )
 from rankdump._core.plan import IterationSelection
+from rankdump._core.status import OrderEntry
 from rankdump._core.units import format_bytes
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_kinds import AbsentPageError, PageParameters
@@ -75,6 +76,12 @@ def open_order(source: DumpSource) -> PublishedOrder:
         raise AbsentPageError(str(error)) from None
 
 
+def iter_entries(source: DumpSource, iteration: int) -> Iterator[OrderEntry]:
+    """Return the entries of the chosen attempt in an iteration; raises what `open_order` does."""
+    chosen = IterationSelection(str(iteration), ((iteration, iteration),))
+    return open_order(source).entries(iterations=chosen, attempt=source.part.attempt)
+
+
 def list_trace_links(source: DumpSource, iteration: int) -> tuple[TraceLink, ...]:
     """Return the traces of an iteration; where none is published, one that is made of entries."""
     found = _list_traces(source, iteration)[:_MAX_TRACES]
@@ -115,10 +122,7 @@ def make_trace(source: DumpSource, request: TraceRequest) -> TraceFile:
 
 def _make_entry_trace(source: DumpSource, request: TraceRequest) -> bytes:
     iteration = request.iteration
-    entries = open_order(source).entries(
-        iterations=IterationSelection(str(iteration), ((iteration, iteration),)),
-        attempt=source.part.attempt,
-    )
+    entries = iter_entries(source, iteration)
     first = next(entries, None)
     if first is None:
         raise AbsentPageError(f"the order has no iteration {iteration}")

@@ -26,7 +26,7 @@ from rankdump._web.job_figures import (
     make_budgets,
     sum_balances,
 )
-from rankdump._web.page_kinds import PageKind, PageParameters
+from rankdump._web.page_kinds import LineExcerpt, PageKind
 
 _MAX_LISTED = 50
 """Sentences, findings and ranks of one part."""
@@ -34,13 +34,6 @@ _MAX_BAD = 8
 _BAD_COLUMNS = (
     "rank, iteration, position, CAST(name AS VARCHAR) AS name, CAST(side AS VARCHAR) AS side, slot"
 )
-
-
-class ListedSentences(NamedTuple):
-    """The first sentences of a part, and how many there are."""
-
-    shown: tuple[str, ...]
-    total: int
 
 
 class BadTensorRow(NamedTuple):
@@ -73,16 +66,16 @@ class OverviewPage:
     iterations: str
     iteration_count: int
     tensor_count: int
-    problems: ListedSentences
+    problems: LineExcerpt
     fault: FaultSummary | None
     freezes: tuple[str, ...]
     bad: tuple[BadTensorRow, ...]
     bad_count: int
     findings: tuple[Finding, ...]
     finding_count: int
-    missing: ListedSentences
-    card_differences: ListedSentences
-    card_remarks: ListedSentences
+    missing: LineExcerpt
+    card_differences: LineExcerpt
+    card_remarks: LineExcerpt
     budgets: tuple[TimeoutBudget, ...]
     balances: tuple[RankBalance, ...]
     balance_count: int
@@ -91,16 +84,7 @@ class OverviewPage:
     """How the table is behind the tree; empty where it is not."""
 
 
-class OverviewRequest(NamedTuple):
-    """The page has no parameters."""
-
-
-def parse_overview(parameters: PageParameters) -> OverviewRequest:
-    """Return the request."""
-    return OverviewRequest()
-
-
-def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage:
+def build_overview(source: DumpSource, _: None) -> OverviewPage:
     """Return what the readers know about the tree."""
     overview = source.keep("overview", lambda: read_overview(source.root, *source.part))
     counts = source.get_rows(
@@ -147,8 +131,8 @@ def _find_bad(source: DumpSource) -> tuple[BadTensor, ...]:
     return tuple(BadTensor(**row) for row in rows)
 
 
-def _list(sentences: tuple[str, ...]) -> ListedSentences:
-    return ListedSentences(sentences[:_MAX_LISTED], len(sentences))
+def _list(sentences: tuple[str, ...]) -> LineExcerpt:
+    return LineExcerpt(sentences[:_MAX_LISTED], len(sentences))
 
 
 def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
@@ -172,5 +156,5 @@ def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
 
 
 OVERVIEW = PageKind(
-    "/", "overview.html", "Overview", parse_overview, build_overview, has_attempts=True
+    "/", "overview.html", "Overview", lambda _: None, build_overview, has_attempts=True
 )

@@ -7,9 +7,10 @@ and a value that is not allowed are errors of one line.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from starlette.datastructures import QueryParams
 
@@ -22,6 +23,33 @@ MAX_TEXT = 4096
 MAX_NUMBER = (1 << 63) - 1
 _MAX_SHOWN = 60
 _MAX_DIGITS = 30
+
+
+class LineExcerpt(NamedTuple):
+    """The first of some sentences."""
+
+    shown: tuple[str, ...]
+    total: int
+
+
+class PageSlice(NamedTuple):
+    """The part of sorted numbers that one page shows."""
+
+    shown: Sequence[int]
+    previous: int | None
+    """First number of the page before; None without one."""
+    next: int | None
+
+
+def slice_page(numbers: Sequence[int], first: int, most: int) -> PageSlice:
+    """Return the numbers from `first` on, at most so many, and where other pages begin."""
+    begin = bisect_left(numbers, first)
+    end = begin + most
+    return PageSlice(
+        numbers[begin:end],
+        numbers[max(0, begin - most)] if begin else None,
+        numbers[end] if end < len(numbers) else None,
+    )
 
 
 class AbsentPageError(PermanentError):

@@ -14,7 +14,7 @@ from rankdump._analysis.plot.chart_data import choose_scale
 from rankdump._analysis.plot.tensor_slice import MAX_CELLS, join_cells
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._web.dump_source import DumpSource, read_tree_stamp
-from rankdump._web.page_kinds import PageKind, PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters, slice_page
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_differences import DifferenceRequest, count_differences
 from rankdump._web.rank_values import RankValues, arrange_values, read_times
@@ -123,11 +123,8 @@ def build_rank_map(
     base = _find_base(source, request)
     found = read_values(source, request, sources)
     finite = found.values[np.isfinite(found.values)]
-    ranks = [rank for rank in found.ranks if rank >= request.first_rank]
-    shown = ranks[:_MAX_TABLE_RANKS]
-    later = [at for at in found.iterations if at >= request.first_iteration]
-    earlier = [at for at in found.iterations if at < request.first_iteration]
-    columns = later[:_MAX_TABLE_ITERATIONS]
+    ranks = slice_page(found.ranks, request.first_rank, _MAX_TABLE_RANKS)
+    page = slice_page(found.iterations, request.first_iteration, _MAX_TABLE_ITERATIONS)
     return RankMapPage(
         request=request,
         statistics=STATISTICS,
@@ -138,11 +135,11 @@ def build_rank_map(
         is_log=choose_scale(found.values).name != "linear",
         ranks=found.ranks if len(found.ranks) <= _MAX_PLACES else (),
         all_iterations=found.iterations if len(found.iterations) <= _MAX_PLACES else (),
-        columns=tuple(columns),
-        lines=tuple(RankLine(rank, _list_values(found, rank, columns)) for rank in shown),
-        next_rank=ranks[_MAX_TABLE_RANKS] if len(ranks) > _MAX_TABLE_RANKS else None,
-        next_iteration=later[_MAX_TABLE_ITERATIONS] if len(later) > len(columns) else None,
-        previous_iteration=earlier[-_MAX_TABLE_ITERATIONS:][0] if earlier else None,
+        columns=tuple(page.shown),
+        lines=tuple(RankLine(rank, _list_values(found, rank, page.shown)) for rank in ranks.shown),
+        next_rank=ranks.next,
+        next_iteration=page.next,
+        previous_iteration=page.previous,
         title=_make_title(request, base, sources),
         note=found.note,
         trees=tuple(str(each.root) for each in sources),
@@ -170,7 +167,7 @@ def _make_title(request: RankMapRequest, base: int | None, sources: Sequence[Dum
     return f"{what} that differ from those of {other}"
 
 
-def _list_values(found: RankValues, rank: int, columns: list[int]) -> tuple[float | None, ...]:
+def _list_values(found: RankValues, rank: int, columns: Sequence[int]) -> tuple[float | None, ...]:
     row = found.ranks.index(rank)
     places = [found.iterations.index(at) for at in columns]
     return tuple(float(found.values[row, at]) if found.is_there[row, at] else None for at in places)

@@ -29,6 +29,7 @@ from rankdump._web.page_kinds import (
     PageKind,
     PageParameters,
     ParameterError,
+    slice_page,
 )
 from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
 from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row, match_rows
@@ -202,9 +203,8 @@ def _read_series(
     ranks = extent.ranks[:_MAX_SERIES_RANKS]
     if request.rank is not None and request.rank not in ranks:
         ranks[-1] = request.rank
-    later = [each for each in extent.iterations if each >= request.first_iteration]
-    earlier = [each for each in extent.iterations if each < request.first_iteration]
-    shown = later[:_MAX_SERIES_ITERATIONS]
+    page = slice_page(extent.iterations, request.first_iteration, _MAX_SERIES_ITERATIONS)
+    shown = page.shown
     rows = source.get_rows(
         f"SELECT rank, iteration, CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE) AS value, "
         f"count(*) AS runs FROM tensors WHERE {_IDENTITY} AND iteration BETWEEN ? AND ? "
@@ -215,8 +215,7 @@ def _read_series(
     lines = (SeriesLine(at, tuple(by_place.get((at, rank)) for rank in ranks)) for at in shown)
     return StatisticSeries(
         *(statistic, tuple(ranks), len(extent.ranks), tuple(lines)),
-        later[len(shown)] if len(later) > len(shown) else None,
-        earlier[-_MAX_SERIES_ITERATIONS:][0] if earlier else None,
+        *(page.next, page.previous),
         max((row["runs"] for row in rows), default=0),
     )
 
