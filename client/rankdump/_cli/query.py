@@ -162,22 +162,17 @@ def _format_csv(found: pa.Table) -> str:
 
 
 def _print_rows(found: pa.Table) -> None:
-    columns = [
-        TableColumn(field.name, is_right_aligned=_is_number(field.type)) for field in found.schema
-    ]
-    rows = [
-        [_format_value(value) for value in row.values()]
-        for row in found.slice(0, _MAX_ROWS_SHOWN).to_pylist()
-    ]
-    print_rows(columns, rows)
-    if len(found) > _MAX_ROWS_SHOWN:
-        print_lines([f"{format_count(len(found) - _MAX_ROWS_SHOWN, 'more row')}; --csv prints all"])
-
-
-def _is_number(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    kinds = pa.types
+    columns = [
+        TableColumn(field.name, kinds.is_integer(field.type) or kinds.is_floating(field.type))
+        for field in found.schema
+    ]
+    shown = found.slice(0, _MAX_ROWS_SHOWN).to_pylist()
+    print_rows(columns, [list(map(_format_value, row.values())) for row in shown])
+    if len(found) > _MAX_ROWS_SHOWN:
+        print_lines([f"{format_count(len(found) - _MAX_ROWS_SHOWN, 'more row')}; --csv prints all"])
 
 
 def _format_value(value: Any) -> str:

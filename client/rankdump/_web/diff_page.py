@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.call_names import parse_name_mapping
-from rankdump._analysis.compare.report import TensorVerdict
 from rankdump._analysis.compare.report_summary import VERDICTS_BY_SEVERITY
 from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 from rankdump._web.comparison_process import ComparisonRequest, ComparisonState
@@ -22,6 +21,8 @@ from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_kinds import MAX_TEXT, PageKind, PageParameters, ParameterError
 from rankdump.errors import ConfigError
 
+_VERDICTS = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
+_DISAGREEING = [verdict.value for verdict in VERDICTS_BY_SEVERITY if not verdict.agrees]
 _NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
 _MAX_ROW = 1 << 40
 _MAX_JOB = 512
@@ -116,7 +117,7 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
         if request.a is None or request.b is None:
             return DiffPage(request, trees, None, (), has_attempts)
         asked = _make_request(request, [source.root for source in sources])
-        chosen = frozenset(request.verdicts or _list_disagreeing())
+        chosen = frozenset(request.verdicts or _DISAGREEING)
         found = look(asked, RowSelection(chosen, request.row or 0, request.opened))
         return DiffPage(request, trees, found, _make_chips(found, chosen), has_attempts)
 
@@ -175,12 +176,11 @@ def _parse_tolerance(text: str) -> str:
 
 
 def _parse_verdicts(text: str) -> tuple[str, ...]:
-    known = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
     words = text.split(",") if text else []
     for word in words:
-        if word not in known:
-            raise ParameterError("verdicts", text, f"words with commas, of {', '.join(known)}")
-    return tuple(word for word in known if word in words)
+        if word not in _VERDICTS:
+            raise ParameterError("verdicts", text, f"words with commas, of {', '.join(_VERDICTS)}")
+    return tuple(word for word in _VERDICTS if word in words)
 
 
 def _check_sides(request: DiffRequest) -> None:
@@ -196,20 +196,15 @@ def _check_sides(request: DiffRequest) -> None:
         raise ParameterError("b", str(request.b), allowed)
 
 
-def _list_disagreeing() -> list[str]:
-    return [verdict.value for verdict in TensorVerdict if not verdict.agrees]
-
-
 def _make_chips(found: ComparisonState, chosen: frozenset[str]) -> tuple[VerdictChip, ...]:
     if found.summary is None:
         return ()
-    known = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
     return tuple(
         VerdictChip(
             each.verdict,
             each.pairs,
             each.verdict in chosen,
-            ",".join(word for word in known if word in chosen ^ {each.verdict}),
+            ",".join(word for word in _VERDICTS if word in chosen ^ {each.verdict}),
         )
         for each in found.summary.counts
     )
