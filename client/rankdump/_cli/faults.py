@@ -45,7 +45,8 @@ def faults(tree: Path, with_stacks: bool, as_json: bool) -> int:
     print_lines(map(sanitize_line, _format_head(report)))
     print_lines([""])
     print_rows(_COLUMNS, list(map(_format_step, report.steps)))
-    print_lines(["", *map(sanitize_line, _format_notes(report))])
+    notes = (f"rank {each.rank}, iteration {each.iteration}: {each.text}" for each in report.notes)
+    print_lines(["", *map(sanitize_line, notes)])
     print_lines(
         [*map(sanitize_line, iter_rank_lines(report, ": --stacks")), f"tree: {report.root}"]
     )
@@ -72,11 +73,6 @@ def _format_step(step: StepSummary) -> list[str]:
     counts = (step.nonfinite, step.skipped)
     heads = (step.iteration, step.ranks, step.unfinished)
     return [*map(str, heads), *texts, *map(str, counts)]
-
-
-def _format_notes(report: FaultReport) -> Iterator[str]:
-    for note in report.notes:
-        yield f"rank {note.rank}, iteration {note.iteration}: {note.text}"
 
 
 def _format_stacks(report: FaultReport) -> Iterator[str]:

@@ -11,7 +11,7 @@ import click
 
 from rankdump._analysis.convert.folders import write_output
 from rankdump._analysis.reader.query import Query
-from rankdump._cli.extra_modules import explain_missing_modules
+from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import TREE_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.query import note_table_lag

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from rankdump._cli.extra_modules import explain_missing_modules
+from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import TableColumn, print_lines, print_rows
 from rankdump._core.units import format_count

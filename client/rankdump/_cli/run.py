@@ -365,15 +365,11 @@ def _print_summary(
         if not sum_iterations(view.iterations).kept:
             print_lines(["nothing was dumped"], err=True)
     if plan is not None and plan.black_box.steps:
-        print_lines(_describe_freezes(view), err=True)
-
-
-def _describe_freezes(view: StatusView) -> list[str]:
-    """Return a line for each frozen tree of the job, and how to read it."""
-    return [
-        f"the black box was frozen: {each.text}; rankdump faults {each.root}"
-        for each in view.black_box.freezes
-    ] or ["the black box was not frozen"]
+        frozen = (
+            f"the black box was frozen: {each.text}; rankdump faults {each.root}"
+            for each in view.black_box.freezes
+        )
+        print_lines([*frozen] or ["the black box was not frozen"], err=True)
 
 
 def _describe_findings(root: str, job_id: str) -> list[str]:

@@ -30,13 +30,19 @@ from rankdump._web.diff_page import format_mapping_file, make_diff_page
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
 from rankdump._web.job_source import JobSource
-from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
 from rankdump._web.order_trace import make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
-from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters, ParameterError
+from rankdump._web.page_kinds import (
+    AbsentPageError,
+    PageKind,
+    PageParameters,
+    ParameterError,
+    make_body,
+    wants_json,
+)
 from rankdump._web.query_page import make_query_page
 from rankdump._web.query_process import QueryProcess
 from rankdump._web.rank_map import draw_rank_map, make_rank_map_page

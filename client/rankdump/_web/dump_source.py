@@ -139,7 +139,7 @@ class DumpSource:
 
     def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return the same as `keep`, but hold no more than one value of a name: a large one."""
-        held = self.select(EVERYTHING).keep(("latest", name), _make_holder)
+        held = self.select(EVERYTHING).keep(("latest", name), dict[Hashable, Any])
         key = self.part, key
         if key in held:
             return held[key]
@@ -213,10 +213,6 @@ def _restrict_statement(
         f"{name} AS (SELECT * FROM main.{name} WHERE {condition})" for name in (TENSORS, ITERATIONS)
     )
     return f"WITH {views} {sql}", (*chosen.values(), *chosen.values(), *values)
-
-
-def _make_holder() -> dict[Hashable, Any]:
-    return {}
 
 
 def read_tree_stamp(root: Path) -> _TreeStamp:

@@ -30,10 +30,9 @@ from rankdump._core.status import StatusView, view_as_json
 from rankdump._web.control_preview import OrderPreview, describe_plans, preview_order, select_job
 from rankdump._web.dump_source import DumpSource, find_tree_number
 from rankdump._web.job_source import ControlOutcome, JobSource
-from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_stream import EventStream, LiveFeed, LiveState
 from rankdump._web.live_view import LiveContent, make_live_content
-from rankdump._web.page_kinds import PageParameters, ParameterError
+from rankdump._web.page_kinds import PageParameters, ParameterError, make_body, wants_json
 from rankdump.errors import RejectedError, UnavailableError
 
 LIVE_PATH, EVENTS_PATH = "/live", "/live/events"

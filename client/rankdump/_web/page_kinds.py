@@ -1,4 +1,5 @@
-"""What a page is: how its parameters are read, what it shows, and the template that shows it.
+"""What a page is: how its parameters are read, what it shows, and the template that shows it; a twin
+of each page is JSON.
 
 Nothing in an address is guessed: a name that the page does not have, a name that is there twice,
 and a value that is not allowed are errors of one line.
@@ -8,11 +9,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+import numpy as np
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
 
 from rankdump._web.dump_source import DumpSource
 from rankdump.errors import PermanentError
@@ -153,3 +158,33 @@ class PageKind(Generic[_Request]):
     def json_path(self) -> str:
         """Path of the JSON twin."""
         return f"{self.path}.json" if self.path != "/" else "/overview.json"
+
+
+def make_body(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinities become texts."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return make_body(cast("Any", value).tolist())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: make_body(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple) and hasattr(cast("object", value), "_asdict"):
+        return {name: make_body(each) for name, each in cast("Any", value)._asdict().items()}
+    if isinstance(value, Mapping):
+        named = cast("Mapping[object, Any]", value)
+        return {str(name): make_body(each) for name, each in named.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [make_body(each) for each in cast("Sequence[Any]", value)]
+    return str(value)
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether JSON is asked for, by the path or by the header `Accept`."""
+    accepted = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or accepted.startswith("application/json")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.json_body import make_body
-from rankdump._web.page_kinds import PageKind, PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters, make_body
 from rankdump._web.query_process import QueryAnswer
 from rankdump.errors import ExhaustedError, QueryError
 

@@ -78,7 +78,7 @@ def make_row(found: Mapping[str, Any]) -> TensorRow:
     """Return a row that was selected by ROW_COLUMNS."""
     known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
     known |= {name: found[name] or 0 for name in _NUMBERS}
-    known |= {name: _to_float(found[name]) for name in _STATISTICS}
+    known |= {name: None if found[name] is None else float(found[name]) for name in _STATISTICS}
     return TensorRow(
         iteration=found["iteration"],
         short_name=format_scope_name(found["name"] or ""),
@@ -86,7 +86,3 @@ def make_row(found: Mapping[str, Any]) -> TensorRow:
         nonfinite=bool(found["nonfinite"]),
         **known,
     )
-
-
-def _to_float(value: float | None) -> float | None:
-    return None if value is None else float(value)
