@@ -1,5 +1,5 @@
-"""What a page is: how its parameters are read, what it shows, and the template that shows it; a twin
-of each page is JSON.
+"""What a page is: how its parameters are read, what it shows, the template that shows it, and the
+values of its twin in JSON.
 
 Nothing in an address is guessed: a name that the page does not have, a name that is there twice,
 and a value that is not allowed are errors of one line.
