@@ -21,9 +21,8 @@ from rankdump._web.comparison_view import (
     ComparisonView,
     RowExcerpt,
     RowSelection,
-    SidePart,
 )
-from rankdump._web.dump_source import read_tree_stamp
+from rankdump._web.dump_source import JobAttempt, read_tree_stamp
 from rankdump._web.limited_process import SPAWN, LimitedProcess, limit_address_space
 from rankdump.errors import RankdumpError
 
@@ -253,8 +252,8 @@ def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) 
     return ComparisonView(report, parts)
 
 
-def _find_part(dump: Dump, job: str, attempt: int | None) -> SidePart:
+def _find_part(dump: Dump, job: str, attempt: int | None) -> JobAttempt:
     """Return which attempt `compare` has chosen: the last one, where there are several."""
     if attempt is None and dump.has_several_attempts:
         attempt = dump.attempts[-1]
-    return SidePart(job, attempt)
+    return JobAttempt(job, attempt)

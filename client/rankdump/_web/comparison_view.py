@@ -28,6 +28,7 @@ from rankdump._analysis.compare.report_summary import (
 )
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.scope_names import format_scope_name
+from rankdump._web.dump_source import EVERYTHING, JobAttempt
 from rankdump._web.page_kinds import LineExcerpt, slice_page
 
 PAGE_ROWS = 100
@@ -86,13 +87,6 @@ class TensorPlace(NamedTuple):
     attempt: int | None
     layout: str
     """Which part of a logical tensor it is; empty where that is not known."""
-
-
-class SidePart(NamedTuple):
-    """What is compared of one of the trees."""
-
-    job: str = ""
-    attempt: int | None = None
 
 
 class SideFact(NamedTuple):
@@ -166,7 +160,7 @@ class ComparisonView:
     """A report, ready to be shown in parts."""
 
     def __init__(
-        self, report: ComparisonReport, parts: tuple[SidePart, SidePart] = (SidePart(), SidePart())
+        self, report: ComparisonReport, parts: Sequence[JobAttempt] = (EVERYTHING, EVERYTHING)
     ) -> None:
         """`parts` are those of a and b that the report is about."""
         self._report, self._parts = report, parts
@@ -282,7 +276,7 @@ class ComparisonView:
         )
 
     def _find_place(
-        self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: SidePart
+        self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: JobAttempt
     ) -> TensorPlace | None:
         """Return where a tensor is: the first of its parts, where it is joined."""
         if tensor is None:

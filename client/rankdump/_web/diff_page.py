@@ -24,6 +24,7 @@ from rankdump.errors import ConfigError
 _VERDICTS = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
 _DISAGREEING = [verdict.value for verdict in VERDICTS_BY_SEVERITY if not verdict.agrees]
 _NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
+_JOBS = ("job_a", "job_b")
 _MAX_ROW = 1 << 40
 _MAX_JOB = 512
 _MAX_TOLERANCES = 1024
@@ -125,8 +126,7 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
 
 
 def _make_request(request: DiffRequest, roots: Sequence[Path]) -> ComparisonRequest:
-    kept = {name: getattr(request, name) for name in _NUMBERS}
-    kept |= {name: getattr(request, name) for name in ("job_a", "job_b", "rtol", "atol")}
+    kept = {name: getattr(request, name) for name in (*_NUMBERS, *_JOBS, "rtol", "atol")}
     return ComparisonRequest(
         roots[request.a or 0],
         roots[request.b or 0],
@@ -145,8 +145,7 @@ def _parse_diff(parameters: PageParameters, trees: int) -> DiffRequest:
     request = DiffRequest(
         **chosen,
         **numbers,
-        job_a=parameters.read_text("job_a", longest=_MAX_JOB),
-        job_b=parameters.read_text("job_b", longest=_MAX_JOB),
+        **{name: parameters.read_text(name, longest=_MAX_JOB) for name in _JOBS},
         rtol=parameters.read_amount("rtol"),
         atol=parameters.read_amount("atol"),
         tolerance=_parse_tolerance(parameters.read_text("tolerance", longest=_MAX_TOLERANCES)),

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from rankdump._analysis.reader.job_sentences import (
@@ -23,7 +22,7 @@ from rankdump._analysis.reader.rank_tallies import (
     format_status_sentences,
     tally_ranks,
 )
-from rankdump._analysis.tree_overview import find_budget_share
+from rankdump._analysis.tree_overview import OverviewLevel, OverviewVerdict, find_budget_share
 from rankdump._core.events import Finding
 from rankdump._core.status import AgentStatus, SessionState, StatusView
 from rankdump._core.timeouts import HintLevel
@@ -39,22 +38,6 @@ from rankdump._web.job_figures import (
 MAX_RANKS_LISTED = 128
 """Ranks of a job that are listed: the part is sent to every browser when it changes."""
 _MAX_LISTED = 50
-
-
-class StateLevel(Enum):
-    """How urgent the state of a job is."""
-
-    FAULT = "fault"
-    WARNING = "warning"
-    GOOD = "good"
-    UNKNOWN = "unknown"
-
-
-class LiveVerdict(NamedTuple):
-    """The line at the top."""
-
-    level: StateLevel
-    text: str
 
 
 class LiveRank(NamedTuple):
@@ -84,7 +67,7 @@ class LiveJobState(NamedTuple):
 class LiveContent:
     """Content of the part that is renewed."""
 
-    verdict: LiveVerdict
+    verdict: OverviewVerdict
     problem: str
     """Why the content is not the latest; empty when it is."""
     jobs: tuple[LiveJobState, ...]
@@ -133,24 +116,26 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
     )
 
 
-def make_live_verdict(view: StatusView, jobs: Sequence[LiveJobState], problem: str) -> LiveVerdict:
+def make_live_verdict(
+    view: StatusView, jobs: Sequence[LiveJobState], problem: str
+) -> OverviewVerdict:
     """Return what is most urgent: no answer, ranks that failed, tensors or time that run short."""
     if problem:
-        return LiveVerdict(StateLevel.FAULT, f"{problem}; it is asked again every second")
+        return OverviewVerdict(OverviewLevel.FAULT, f"{problem}; it is asked again every second")
     if not jobs:
-        return LiveVerdict(StateLevel.UNKNOWN, "no rank has opened a session")
+        return OverviewVerdict(OverviewLevel.UNKNOWN, "no rank has opened a session")
     running = [job for job in jobs if job.is_running]
     text = "; ".join(map(_describe_job, running or jobs[-1:]))
     if len(running) > 1:
         text = f"{format_count(len(running), 'job')} run"
     if any(rank.is_bad for job in running or jobs for rank in job.ranks):
-        return LiveVerdict(StateLevel.FAULT, text)
+        return OverviewVerdict(OverviewLevel.FAULT, text)
     is_short = any(job.total.dropped for job in running or jobs)
     is_late = any(hint.level is not HintLevel.OK for hint in view.hints)
     waits = any(wait.waited_us >= MIN_SHOWN_WAIT_US for wait in view.waits) and bool(running)
     if is_short or is_late or waits or view.order_findings:
-        return LiveVerdict(StateLevel.WARNING, text)
-    return LiveVerdict(StateLevel.GOOD, text)
+        return OverviewVerdict(OverviewLevel.WARNING, text)
+    return OverviewVerdict(OverviewLevel.GOOD, text)
 
 
 def _describe_job(job: LiveJobState) -> str:
