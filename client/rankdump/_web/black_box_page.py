@@ -29,7 +29,7 @@ from rankdump._analysis.black_box.freeze_files import (
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource, find_tree_number
 from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, read_rows
 from rankdump.errors import CorruptedError
 
 _MAX_LISTED = 100
@@ -162,10 +162,9 @@ def _make_content(report: FaultReport) -> FaultContent:
 
 
 def _find_way(source: DumpSource, bad: FirstBadValue) -> tuple[TensorRow, ...]:
-    rows = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE rank = ? AND iteration = ? "
-        f"AND (CAST(name AS VARCHAR) = ? OR ({NONFINITE})) "
+    return read_rows(
+        source,
+        f"rank = ? AND iteration = ? AND (CAST(name AS VARCHAR) = ? OR ({NONFINITE})) "
         f"ORDER BY {EXECUTION_ORDER} LIMIT {_MAX_WAY}",
         (bad.rank, bad.iteration, bad.tensor.op_name),
     )
-    return tuple(map(make_row, rows))

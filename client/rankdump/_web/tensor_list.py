@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row, match_rows
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 
 PAGE_ROWS = 100
 _CONSTANT = (1 << 63) - 1
@@ -89,13 +89,9 @@ def build_tensor_list(source: DumpSource, request: TensorListRequest) -> TensorL
         # The first comparison lets whole groups of rows be left out.
         matching += f" AND coalesce(iteration, {_CONSTANT}) >= ? AND {_KEY} > (?, ?, ?, ?)"
         values = [*values, after.iteration, *after]
-    found = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {matching} "
-        f"ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}",
-        values,
-    )
-    rows = tuple(map(make_row, found[:PAGE_ROWS]))
-    is_last = len(found) <= PAGE_ROWS
+    rest = f"{matching} ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}"
+    found = read_rows(source, rest, values)
+    rows, is_last = found[:PAGE_ROWS], len(found) <= PAGE_ROWS
     return TensorListPage(request, rows, total, "" if is_last else _place_of(rows[-1]))
 
 

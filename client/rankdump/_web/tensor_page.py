@@ -8,7 +8,7 @@ that the tree recorded is in the file at that place: then it is the script.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from rankdump._web.page_kinds import (
     slice_page,
 )
 from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row, match_rows
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 from rankdump.errors import RankdumpError
 
 STATISTICS = tuple(STATISTIC_COLUMNS.values())
@@ -42,6 +42,7 @@ _NEIGHBOURS = 4
 _MAX_RELATED = 20
 _MAX_DIMENSIONS = 32
 _PLACE = re.compile(r"[0-9]{1,15}(?:,[0-9]{1,15})*")
+_SAME_RUN = "iteration = ? AND rank = ? AND attempt = ?"
 _IDENTITY = "CAST(name AS VARCHAR) = ? AND CAST(side AS VARCHAR) = ? AND slot = ?"
 
 
@@ -133,8 +134,9 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
     place, else the first one with elements; AbsentPageError where there is none.
     """
     conditions, values = match_rows(rank=request.rank, iteration=request.iteration)
-    rows = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {_IDENTITY} AND {' AND '.join(conditions)} "
+    rows = read_rows(
+        source,
+        f"{_IDENTITY} AND {' AND '.join(conditions)} "
         f"ORDER BY ({NONFINITE}) DESC, path = '', {EXECUTION_ORDER} LIMIT 1",
         (*_get_identity(request), *values),
     )
@@ -144,7 +146,7 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
         raise AbsentPageError(
             f"no tensor {request.side} {request.slot} of {request.name[:200]}{where}"
         )
-    return make_row(rows[0])
+    return rows[0]
 
 
 def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
@@ -243,12 +245,10 @@ def _find_neighbours(source: DumpSource, row: TensorRow) -> tuple[TensorRow, ...
     if row.iteration is None:
         return ()
     span = max(0, row.position - _NEIGHBOURS), min(MAX_NUMBER, row.position + _NEIGHBOURS)
-    return _make_rows(
-        source.get_rows(
-            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
-            f"AND position BETWEEN ? AND ? ORDER BY position",
-            (row.iteration, row.rank, row.attempt, *span),
-        )
+    return read_rows(
+        source,
+        f"{_SAME_RUN} AND position BETWEEN ? AND ? ORDER BY position",
+        (row.iteration, row.rank, row.attempt, *span),
     )
 
 
@@ -258,20 +258,14 @@ def _find_related(
     """Return the outputs before a tensor that have the same bytes, and the inputs after it."""
     if not row.digest or row.iteration is None:
         return (), ()
-    found = _make_rows(
-        source.get_rows(
-            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
-            f"AND digest = ? AND position <> ? ORDER BY position LIMIT {4 * _MAX_RELATED}",
-            (row.iteration, row.rank, row.attempt, row.digest, row.position),
-        )
+    found = read_rows(
+        source,
+        f"{_SAME_RUN} AND digest = ? AND position <> ? ORDER BY position LIMIT {4 * _MAX_RELATED}",
+        (row.iteration, row.rank, row.attempt, row.digest, row.position),
     )
     before = [each for each in found if each.side == "output" and each.position < row.position]
     after = [each for each in found if each.side == "input" and each.position > row.position]
     return tuple(before[-_MAX_RELATED:]), tuple(after[:_MAX_RELATED])
-
-
-def _make_rows(rows: Iterable[dict[str, object]]) -> tuple[TensorRow, ...]:
-    return tuple(map(make_row, rows))
 
 
 def name_tensor(row: TensorRow) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._core.scope_names import format_scope_name
+from rankdump._web.dump_source import DumpSource
 
-ROW_COLUMNS = (
+_ROW_COLUMNS = (
     "CAST(job AS VARCHAR) AS job, rank, attempt, iteration, position, "
     "CAST(name AS VARCHAR) AS name, "
     "CAST(op_type AS VARCHAR) AS op_type, CAST(side AS VARCHAR) AS side, slot, "
@@ -74,8 +75,14 @@ def match_rows(
     return conditions, values
 
 
+def read_rows(source: DumpSource, rest: str, values: Sequence[object]) -> tuple[TensorRow, ...]:
+    """Return rows of a SELECT over `tensors`, whose `rest` begins behind WHERE."""
+    found = source.get_rows(f"SELECT {_ROW_COLUMNS} FROM tensors WHERE {rest}", values)
+    return tuple(map(make_row, found))
+
+
 def make_row(found: Mapping[str, Any]) -> TensorRow:
-    """Return a row that was selected by ROW_COLUMNS."""
+    """Return a row that was selected by `read_rows`."""
     known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
     known |= {name: found[name] or 0 for name in _NUMBERS}
     known |= {name: None if found[name] is None else float(found[name]) for name in _STATISTICS}
