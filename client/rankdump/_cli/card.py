@@ -14,7 +14,7 @@ from rankdump import reader
 from rankdump._analysis.compare.card_findings import CardFinding, compare_ranks
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
-from rankdump._cli.options import TREE_PATH, parse_iterations_option
+from rankdump._cli.options import SELECTION_OPTIONS, TREE_PATH
 from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.plan import IterationSelection
@@ -42,14 +42,9 @@ _COLUMNS = (
 
 @click.command()
 @click.argument("tree", type=TREE_PATH, default=".")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option(
-    "--iteration",
-    "iterations",
-    callback=parse_iterations_option,
-    help='Only these iterations, such as "0|2-3".',
-)
-@click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
+@SELECTION_OPTIONS["rank"]
+@SELECTION_OPTIONS["iterations"]
+@SELECTION_OPTIONS["job_id"]
 @click.option(
     "--attempt",
     type=click.IntRange(min=0),
