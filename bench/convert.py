@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._layout.device_formats import convert_format
-from rankdump._layout.device_formats import OriginalLayout
+from rankdump._layout.device_formats import OriginalLayout, convert_format
 
 from .result import Result, median
 from .timing import seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,16 +14,8 @@ from rankdump import reader
 from rankdump._analysis.compare.card_findings import CardFinding, compare_ranks
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
-from rankdump._cli.options import TREE_PATH, parse_iterations_option
-from rankdump._cli.output import (
-    TableColumn,
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
-from rankdump._cli.text_format import format_count
+from rankdump._cli.options import SELECTION_OPTIONS, TREE_PATH
+from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import sanitize_line
@@ -35,6 +26,7 @@ from rankdump._core.run_card import (
     ModelSummary,
     RunCard,
 )
+from rankdump._core.units import format_count
 
 _DEFAULT_ROWS = 20
 _SHORT_DIGITS = 8
@@ -50,14 +42,9 @@ _COLUMNS = (
 
 @click.command()
 @click.argument("tree", type=TREE_PATH, default=".")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option(
-    "--iteration",
-    "iterations",
-    callback=parse_iterations_option,
-    help='Only these iterations, such as "0|2-3".',
-)
-@click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
+@SELECTION_OPTIONS["rank"]
+@SELECTION_OPTIONS["iterations"]
+@SELECTION_OPTIONS["job_id"]
 @click.option(
     "--attempt",
     type=click.IntRange(min=0),
@@ -127,20 +114,16 @@ def _format_findings(found: FoundCards, findings: Sequence[CardFinding]) -> Iter
 
 def _format_facts(cards: Sequence[RankCard]) -> Iterator[str]:
     """Yield the lines about the processes, once for ranks that have the same."""
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    facts: dict[str, RunCard] = {}
-    for each in cards:
-        # From the first card of each rank: the rest is in the table.
-        if any(each.rank in known for known in ranks.values()):
-            continue
-        own = replace(each.card, numbers={}, digests={}, parameters={})
-        key = json.dumps(own, default=make_plain)
-        ranks[key].append(each.rank)
-        facts[key] = own
-    for key, of_ranks in ranks.items():
+    # From the first card of each rank: the rest is in the table.
+    first = {each.rank: each.card for each in reversed(cards)}
+    facts: dict[str, tuple[RunCard, list[int]]] = {}
+    for rank in dict.fromkeys(each.rank for each in cards):
+        own = replace(first[rank], numbers={}, digests={}, parameters={})
+        facts.setdefault(json.dumps(own, default=make_plain), (own, []))[1].append(rank)
+    for own, ranks in facts.values():
         yield ""
-        yield f"rank {reader.ranges(of_ranks)}: {' '.join(facts[key].command)}"
-        yield from (f"  {line}" for line in _format_card_facts(facts[key]))
+        yield f"rank {reader.ranges(ranks)}: {' '.join(own.command)}"
+        yield from (f"  {line}" for line in _format_card_facts(own))
 
 
 def _format_card_facts(own: RunCard) -> Iterator[str]:
@@ -171,8 +154,7 @@ def _print_iterations(cards: Sequence[RankCard], limit: int) -> None:
     if not shown:
         return
     print_lines([""])
-    rows = list(map(_format_row, shown))
-    print_table(format_table(_COLUMNS, rows, width=measure_width()))
+    print_rows(_COLUMNS, list(map(_format_row, shown)))
     left = len(cards) - len(shown)
     print_lines([f"... {format_count(left, 'more iteration')}: --limit 0"] if left else [])
 

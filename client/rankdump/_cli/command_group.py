@@ -7,7 +7,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -106,3 +107,16 @@ def _exit_code_of(error: Exception) -> int:
     if isinstance(error, click.ClickException | ConfigError | QueryError):
         return EXIT_USAGE
     return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILURE
+
+
+@contextmanager
+def explain_missing_modules(extra: str) -> Generator[None, None, None]:
+    """Turn the absence of a module into a line that says which extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("rankdump", "rankdumpd"):
+            raise
+        raise click.ClickException(
+            f"module {error.name} is missing; install it with: pip install 'rankdump[{extra}]'"
+        ) from None

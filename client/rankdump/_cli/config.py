@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._config import config_file
 from rankdump._core.plan import (
     ContentSettings,
@@ -20,7 +19,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
-from rankdump._core.units import format_bytes, format_percentage
+from rankdump._core.units import format_bytes, format_count, format_percentage
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.statistic_tables import select_table_items
 
@@ -54,9 +53,10 @@ def check(file: Path, as_json: bool) -> int:
 def describe_plan(plan: DumpPlan) -> dict[str, str]:
     """Return the description of a plan, as text by the name of each line."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
-    full = delivery.on_full
+    devices, full = selection.devices, delivery.on_full
     if full == "block":
         full += f", for {delivery.block_timeout_s:g} s without progress, then drop"
+    sides = {"inputs": selection.inputs, "outputs": selection.outputs}
     return {
         "dialect": plan.dialect,
         **({} if plan.enabled else {"enabled": "no: nothing is dumped"}),
@@ -65,9 +65,9 @@ def describe_plan(plan: DumpPlan) -> dict[str, str]:
         "profile": f"{output.profile} (as MindSpore {PROFILES[output.profile].version} writes)",
         "net name": output.net_name or "each model has its own",
         "iterations": _describe_iterations(selection),
-        "devices": _describe_devices(selection),
+        "devices": "all" if devices is None else ", ".join(map(str, devices)) or "none",
         **_describe_models(selection),
-        "sides": _describe_sides(selection),
+        "sides": " and ".join(side for side, is_wanted in sides.items() if is_wanted),
         "kept": _describe_trigger(selection),
         **({"optimizers": "their states after each step"} if selection.optimizer_states else {}),
         **_describe_content(plan.content, output),
@@ -89,11 +89,6 @@ def _describe_overhead(plan: DumpPlan) -> dict[str, str]:
 def _describe_iterations(selection: TensorSelection) -> str:
     first = selection.initial_iteration
     return selection.iterations.text + (f"; the first of the job is {first}" if first else "")
-
-
-def _describe_devices(selection: TensorSelection) -> str:
-    devices = selection.devices
-    return "all" if devices is None else ", ".join(map(str, devices)) or "none"
 
 
 def _describe_models(selection: TensorSelection) -> dict[str, str]:
@@ -131,11 +126,6 @@ def _describe_operators(operators: OperatorSelection) -> str:
 def _describe_excluded(excluded: TensorExclusion) -> str:
     positions = " and ".join(excluded.positions)
     return f"{positions} of {excluded.name}" if positions else excluded.name
-
-
-def _describe_sides(selection: TensorSelection) -> str:
-    sides = {"inputs": selection.inputs, "outputs": selection.outputs}
-    return " and ".join(side for side, wanted in sides.items() if wanted)
 
 
 def _describe_trigger(selection: TensorSelection) -> str:

@@ -27,8 +27,7 @@ from rankdump._analysis.convert.folders import (
     make_output_folder,
 )
 from rankdump._cli.output import print_lines, show_progress
-from rankdump._cli.text_format import format_count
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.device_formats import TARGET_FORMATS
 from rankdump.errors import CorruptedError
 

@@ -48,11 +48,11 @@ def drain_agent(address: str, *, timeout_s: float) -> int:
         return 0 if response.drained else max(1, response.queued_records)
 
 
-def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 10.0) -> None:
+def set_job_pin(address: str, job_id: str, *, pinned: bool) -> None:
     """Pin a job on the agent, or unpin it."""
     request = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id=job_id, pinned=pinned))
     with _open_channel(address, "agent") as channel:
-        agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s)
+        agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,12 @@ def freeze_job(address: str, job_id: str, reason: str, *, timeout_s: float = 180
         return FrozenTrees(tuple(answer.trees), tuple(answer.notes))
 
 
-def fetch_order(
-    address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
-) -> Iterator[OrderEntry]:
+def fetch_order(address: str, *, job_id: str, graph: int | None) -> Iterator[OrderEntry]:
     """Yield the merged order of a job; without an id, of the job that published last."""
     request = coordinator_pb2.OrderRequest(
         job_id=job_id, graph=graph or 0, one_graph=graph is not None
     )
-    for page in _fetch_order_pages(address, request, timeout_s):
+    for page in _fetch_order_pages(address, request, timeout_s=600.0):
         yield from map(status_messages.entry_from_wire, page.entries)
 
 

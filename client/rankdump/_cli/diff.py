@@ -33,9 +33,7 @@ def parse_tolerance_options(
 @click.argument("b", type=DUMP_PATH)
 @add_selection_options
 @click.option(
-    "--rank-a",
-    type=_NUMBER_RANGE,
-    help="Rank of A; with --rank-b, compares two different ranks.",
+    "--rank-a", type=_NUMBER_RANGE, help="Rank of A; with --rank-b, compares two different ranks."
 )
 @click.option("--rank-b", type=_NUMBER_RANGE, help="Rank of B.")
 @click.option(

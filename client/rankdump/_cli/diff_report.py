@@ -17,11 +17,7 @@ from rankdump import reader
 from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
-from rankdump._analysis.compare.report import (
-    CONSTANTS_ITERATION,
-    ComparisonReport,
-    ComparisonRow,
-)
+from rankdump._analysis.compare.report import CONSTANTS_ITERATION, ComparisonReport, ComparisonRow
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
@@ -42,13 +38,11 @@ from rankdump._cli.output import (
     print_table,
     show_progress,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, shorten_text
+from rankdump._cli.text_format import shorten_text
 from rankdump._core.plan import IterationSelection
-from rankdump._layout.dump_folders import (
-    MAX_TREE_DEPTH,
-    RANK_FOLDER_PATTERN,
-    find_folder,
-)
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.units import format_count
+from rankdump._layout.dump_folders import MAX_TREE_DEPTH, RANK_FOLDER_PATTERN, find_folder
 
 _MAX_UNMATCHED_SHOWN = 4
 _MAX_REMARKS_SHOWN = 5
@@ -122,20 +116,13 @@ def format_rows(
         *(_MEASURE_COLUMNS if measured else ()),
         *([TableColumn("statistic differences")] if has_statistics else []),
     )
+    iterations = {CONSTANTS_ITERATION: "-"}
     cells = [
         [
             *([_SUSPECT_MARK if make_call_key(row) in suspects else ""] if marked else []),
             *([str(row.rank)] if ranked else []),
-            *(
-                ["-" if row.iteration == CONSTANTS_ITERATION else str(row.iteration)]
-                if dated
-                else []
-            ),
-            *(
-                report_text.format_call_name(row, format_scope_name),
-                row.place_name,
-                row.outcome.verdict.value,
-            ),
+            *([iterations.get(row.iteration, str(row.iteration))] if dated else []),
+            *(_name_call(row), row.place_name, row.outcome.verdict.value),
             *(_format_measures(row) if measured else []),
             *([report_text.format_statistic_differences(row)] if has_statistics else []),
         ]
@@ -147,8 +134,7 @@ def format_rows(
 def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -> list[str]:
     """Return one sentence for each row that has findings."""
     remarks = [
-        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.place_name}: {report_text.join_findings(row)}"
+        f"{_name_place(row)}: {report_text.join_findings(row)}"
         for row in rows
         if row.outcome.findings
     ]
@@ -159,13 +145,10 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
 
 def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return one sentence with msaccucmp's measures for each row that has them."""
+    number = report_text.format_number
     return [
-        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.place_name}: "
-        + ", ".join(
-            f"{name} {report_text.format_number(value)}"
-            for name, value in row.outcome.extra.items()
-        )
+        f"{_name_place(row)}: "
+        + ", ".join(f"{name} {number(value)}" for name, value in row.outcome.extra.items())
         for row in rows
         if row.outcome.extra
     ]
@@ -179,6 +162,14 @@ def format_unmatched(report: ComparisonReport, *, everything: bool = False) -> l
         for side, calls in find_unmatched_calls(report.rows).items()
         if calls
     ]
+
+
+def _name_call(row: ComparisonRow) -> str:
+    return report_text.format_call_name(row, format_scope_name)
+
+
+def _name_place(row: ComparisonRow) -> str:
+    return f"{_name_call(row)}, rank {row.rank}, {row.place_name}"
 
 
 def _format_measures(row: ComparisonRow) -> list[str]:

@@ -18,13 +18,7 @@ from rankdump._analysis.black_box.fault_report import (
 )
 from rankdump._analysis.black_box.freeze_files import find_frozen_tree, read_freeze_records
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import (
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
+from rankdump._cli.output import number_columns, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.record import sanitize_line
 from rankdump._core.statistics import format_statistic_number
@@ -52,9 +46,9 @@ def faults(tree: Path, with_stacks: bool, as_json: bool) -> int:
         return 0
     print_lines(map(sanitize_line, _format_head(report)))
     print_lines([""])
-    steps = list(map(_format_step, report.steps))
-    print_table(format_table(_COLUMNS, steps, width=measure_width()))
-    print_lines(["", *map(sanitize_line, _format_notes(report))])
+    print_rows(_COLUMNS, list(map(_format_step, report.steps)))
+    notes = (f"rank {each.rank}, iteration {each.iteration}: {each.text}" for each in report.notes)
+    print_lines(["", *map(sanitize_line, notes)])
     print_lines(
         [*map(sanitize_line, iter_rank_lines(report, ": --stacks")), f"tree: {report.root}"]
     )
@@ -81,11 +75,6 @@ def _format_step(step: StepSummary) -> list[str]:
     counts = (step.nonfinite, step.skipped)
     heads = (step.iteration, step.ranks, step.unfinished)
     return [*map(str, heads), *texts, *map(str, counts)]
-
-
-def _format_notes(report: FaultReport) -> Iterator[str]:
-    for note in report.notes:
-        yield f"rank {note.rank}, iteration {note.iteration}: {note.text}"
 
 
 def _format_stacks(report: FaultReport) -> Iterator[str]:

@@ -19,8 +19,9 @@ from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._cli.options import DUMP_PATH, add_query_options
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
+from rankdump._cli.text_format import list_first
 from rankdump._cli.tree_contents import read_tree
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _DEFAULT_FILES = 6
@@ -107,11 +108,10 @@ def _print_origins(
         for same in by_name.values():
             _print_operator(same, limit)
     if names:
-        more = ", ..." * (len(names) > _MAX_NAMES_SHOWN)
-        listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + more
         # The operator may have files of another iteration, side or job.
         narrowed = query.iterations is not None or query.side is not None or job_id
         which = "a matching file" if narrowed else "a file"
+        listed = list_first(names, _MAX_NAMES_SHOWN)
         print_lines(["", f"{format_count(len(names), 'operator')} without {which}: {listed}"])
 
 
@@ -135,8 +135,7 @@ def _print_operator(same: list[Origin], limit: int | None) -> None:
 
 
 def _explain_no_origin(search: Search) -> str:
-    files = sorted({Path(file).name for file in search.files})
-    named = ", ".join(files[:_MAX_NAMES_SHOWN]) + ", ..." * (len(files) > _MAX_NAMES_SHOWN)
+    named = list_first(sorted({Path(file).name for file in search.files}), _MAX_NAMES_SHOWN)
     asked = "LINE is FILE:NUMBER or a part of the line's text"
     return f"no operator came from this line; the graphs name {named or 'no source file'}; {asked}"
 

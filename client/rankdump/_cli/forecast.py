@@ -14,7 +14,6 @@ import click
 from rankdump import reader
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._config import config_file
 from rankdump._core.forecast import (
     KEEP_FREE_RATIO,
@@ -23,7 +22,7 @@ from rankdump._core.forecast import (
     forecast_dump,
 )
 from rankdump._core.plan import DumpPlan
-from rankdump._core.units import format_bytes, format_duration
+from rankdump._core.units import format_bytes, format_count, format_duration
 from rankdump.errors import CorruptedError
 
 
@@ -109,12 +108,7 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def forecast(
-    *,
-    tree: Path,
-    config: Path | None,
-    iterations: int | None,
-    keep_free: float,
-    as_json: bool,
+    *, tree: Path, config: Path | None, iterations: int | None, keep_free: float, as_json: bool
 ) -> int:
     """Estimate the disk space and the time that a dump needs.
 

@@ -9,18 +9,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from rankdump._analysis import fsck as tree_fsck
-from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
+from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines, show_progress
-from rankdump._cli.text_format import format_count
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 
 _MAX_THREADS = 8
 _MAX_LINES_SHOWN = 100
@@ -96,7 +94,8 @@ def _format_report(tree: Path, report: CheckReport) -> list[str]:
 
 
 def _summarize_report(tree: Path, report: CheckReport) -> str:
-    found = _count_damages(report.damages)
+    counts = Counter(damage.kind.value for damage in report.damages)
+    found = ", ".join(f"{count:,} {word}" for word, count in counts.items())
     if not report.manifests:
         looked = f"only the names of {format_count(report.looked_at, 'file')} were checked"
         return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or a leftover'}"
@@ -104,11 +103,6 @@ def _summarize_report(tree: Path, report: CheckReport) -> str:
     links = f" (under {format_count(report.names, 'name')})" if report.names > report.files else ""
     sure = f"{format_count(report.digests, 'digest')} correct"
     return f"{tree}: {read}{links}, {sure}; {found or 'no problem found'}"
-
-
-def _count_damages(damages: Iterable[FileDamage]) -> str:
-    counts = Counter(damage.kind.value for damage in damages)
-    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 def _rebuild_ledger(tree: Path, state_dir: Path) -> int:

@@ -12,14 +12,7 @@ from rankdump import reader
 from rankdump._analysis.reader.job_sentences import format_causes
 from rankdump._cli.live_tree import fetch_live_hints, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
-from rankdump._cli.output import (
-    TableColumn,
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
+from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
 from rankdump._core.timeouts import HintLevel, TimeoutHint, hint_to_json
 from rankdump._core.units import format_duration, format_percentage
 
@@ -44,8 +37,7 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
     """Show how close each process group comes to its timeout.
 
     The hints are those of the job in TREE, from its coordinator while it runs; without TREE they
-    come from the coordinator. Exit code 1 when
-    half of a timeout is used, or is expected to be.
+    come from the coordinator. Exit code 1 when half of a timeout is used, or is expected to be.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
@@ -75,15 +67,10 @@ def _print_hints(found: Sequence[TimeoutHint]) -> None:
         own = [hint for hint in found if hint.job_id == job_id]
         if len(jobs) > 1:
             print_lines([f"job {job_id}"])
-        print_table(format_hint_table(own, width=measure_width()))
+        print_rows(_COLUMNS, list(map(_hint_cells, own)))
         print_lines(["", *_hint_sentences(own)])
     if not found:
         print_lines(["no process group of several ranks is known"])
-
-
-def format_hint_table(found: Sequence[TimeoutHint], *, width: int) -> list[str]:
-    """Return the hints as a table."""
-    return format_table(_COLUMNS, list(map(_hint_cells, found)), width=width)
 
 
 def _hint_cells(hint: TimeoutHint) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from rankdump._cli.extra_modules import explain_missing_modules
+from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines, show_progress
-from rankdump._cli.text_format import format_count
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 

@@ -21,8 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from rankdump._cli.output import print_lines
 from rankdump._cli.signal_handlers import handle_signals
-from rankdump._cli.text_format import format_count
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_count
 
 _PROGRESS_DELAY_S = 1.0
 """Shorter imports show no bar."""
@@ -89,27 +88,23 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
     """Run a process that receives our signals and does not outlive this one."""
     # In a session of its own it does not get the terminal's Ctrl-C, which is forwarded below. `-m`
     # looks for modules in the current folder first.
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd="/",
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends
         stdout=subprocess.PIPE,
         start_new_session=True,
-    )
+    ) as process:
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        def forward(number: int, _frame: FrameType | None) -> None:
+            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    try:
-        with handle_signals(forward):
-            yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
+        try:
+            with handle_signals(forward):
+                yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 class _IngestProgress:

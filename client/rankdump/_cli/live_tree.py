@@ -5,8 +5,10 @@ not answer, or does not know the job, has ended; the tree is read then. Imports 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rankdump import reader
 from rankdump._analysis.reader.coordinator_files import PublishedOrder
@@ -19,6 +21,7 @@ from rankdump._core.tree_session import list_addresses, select_running_sessions
 from rankdump.errors import RankdumpError
 
 _ANSWER_TIMEOUT_S = 5.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +59,27 @@ def fetch_live_status(job: LiveJob) -> StatusView | None:
     # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
-    if job.coordinator:
-        try:
-            return fetch_job_status(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
-        except RankdumpError:
-            pass  # the agents know their own ranks
+    merged = _ask_coordinator(job, fetch_job_status)
+    if merged is not None:
+        return merged
+    # The agents know their own ranks.
     views: list[StatusView] = []
     for address in job.agents:
         try:
             view = fetch_agent_status(address, timeout_s=_ANSWER_TIMEOUT_S)
         except RankdumpError:
             continue
-        own = _restrict_to_job(view, job.job_id)
-        if own.sessions:
-            views.append(own)
+        if any(each.job_id == job.job_id for each in view.sessions):
+            views.append(view)
     if not views:
         return None
+    sessions = (each for view in views for each in view.sessions)
+    iterations = (each for view in views for each in view.iterations)
     return replace(
         views[0],
-        sessions=tuple(each for view in views for each in view.sessions),
-        iterations=tuple(each for view in views for each in view.iterations),
+        sessions=tuple(each for each in sessions if each.job_id == job.job_id),
+        iterations=tuple(each for each in iterations if each.job_id == job.job_id),
         findings=tuple(dict.fromkeys(each for view in views for each in view.findings)),
-    )
-
-
-def _restrict_to_job(view: StatusView, job_id: str) -> StatusView:
-    return replace(
-        view,
-        sessions=tuple(each for each in view.sessions if each.job_id == job_id),
-        iterations=tuple(each for each in view.iterations if each.job_id == job_id),
     )
 
 
@@ -116,22 +111,21 @@ def fetch_live_findings(job: LiveJob) -> tuple[Finding, ...] | None:
     """Return the findings of a running job; None when its coordinator does not answer."""
     from rankdump._cli.daemon_client import fetch_order_findings
 
-    if not job.coordinator:
-        return None
-    try:
-        return fetch_order_findings(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
-    except RankdumpError:
-        return None
+    return _ask_coordinator(job, fetch_order_findings)
 
 
 def fetch_live_hints(job: LiveJob) -> tuple[TimeoutHint, ...] | None:
     """Return the hints of a running job; None when its coordinator does not answer."""
     from rankdump._cli.daemon_client import fetch_timeout_hints
 
+    return _ask_coordinator(job, fetch_timeout_hints)
+
+
+def _ask_coordinator(job: LiveJob, fetch: Callable[..., _T]) -> _T | None:
     if not job.coordinator:
         return None
     try:
-        return fetch_timeout_hints(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
+        return fetch(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
     except RankdumpError:
         return None
 

@@ -1,24 +1,31 @@
-"""Command `rankdump ls`: content of a tree; an overview without a filter, the tensors with one."""
+"""Command `rankdump ls`: content of a tree; an overview without a filter, the tensors with one. A
+dump of torch's Flight Recorder has no tensors: the collectives of each rank are listed.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.flight_dumps import is_flight_folder, read_flight_dumps
+from rankdump._analysis.reader.query import Query, ranges
 from rankdump._analysis.reader.tree import Entries, Tree
 from rankdump._analysis.reader.tree_status import describe_tree_drops
-from rankdump._cli.flight_listing import (
-    describe_flight_calls,
-    format_flight_listing,
-    read_listed_dumps,
-)
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
-from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
+from rankdump._cli.output import (
+    TableColumn,
+    measure_width,
+    number_columns,
+    print_lines,
+    print_rows,
+    print_table,
+)
+from rankdump._cli.text_format import format_shape
 from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
@@ -33,12 +40,23 @@ from rankdump._cli.tree_contents import (
     read_tree,
 )
 from rankdump._core.json_values import make_plain
-from rankdump._core.units import format_bytes
-from rankdump._layout.flight_record import FlightDump
+from rankdump._core.units import format_bytes, format_count
+from rankdump._layout.flight_record import COMPLETED, FlightCall, FlightDump
 from rankdump.errors import CorruptedError
 
 _OVERVIEW_TENSORS = 10
 _DEFAULT_TENSORS = 100
+_CALL_COLUMNS = (
+    *number_columns("rank", "call"),
+    TableColumn("group", is_flexible=True),
+    *number_columns("number"),
+    TableColumn("operation"),
+    TableColumn("sizes"),
+    TableColumn("dtype"),
+    TableColumn("state"),
+    *number_columns("start ms", "took ms"),
+)
+_DEFAULT_CALLS = 100
 
 
 @click.command()
@@ -69,10 +87,9 @@ def ls(
     try:
         found = read_tree(tree, query, job_id, attempt)
     except CorruptedError:
-        flights = read_listed_dumps(tree)
-        if flights is None:
+        if not is_flight_folder(tree):
             raise
-        _print_flights(tree, flights, query, limit, as_json=as_json)
+        _list_flights(tree, query, limit, as_json=as_json)
         return 0
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
@@ -93,24 +110,8 @@ def ls(
     return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
 
 
-def _print_flights(
-    tree: Path, flights: list[FlightDump], query: Query, limit: int | None, *, as_json: bool
-) -> None:
-    if as_json:
-        calls = describe_flight_calls(flights, query, limit)
-        click.echo(json.dumps({"root": str(tree), "calls": calls}, indent=1))
-    else:
-        print_table(format_flight_listing(tree, flights, query, limit, width=measure_width()))
-
-
 def _print_listing(
-    tree: Tree,
-    kept: Entries,
-    rows: list[ListedTensor],
-    query: Query,
-    *,
-    brief: bool,
-    digests: bool,
+    tree: Tree, kept: Entries, rows: list[ListedTensor], query: Query, *, brief: bool, digests: bool
 ) -> None:
     width = measure_width()
     if brief and rows:
@@ -194,3 +195,75 @@ def _row_as_json(row: ListedTensor, tree: Tree) -> dict[str, object]:
         **(describe_parallelism(record) if record else {}),
         "damage": row.damage,
     }
+
+
+def _list_flights(root: Path, query: Query, limit: int | None, *, as_json: bool) -> None:
+    """List the collectives in a folder or file of the recorder, and say how far each rank came.
+
+    CorruptedError where one of its dumps cannot be read.
+    """
+    dumps = read_flight_dumps(root)
+    selected = list(_select_calls(dumps, query))
+    if as_json:
+        calls = [_call_as_json(rank, call) for rank, call in selected[: limit or None]]
+        click.echo(json.dumps({"root": str(root), "calls": calls}, indent=1))
+        return
+    shown = selected[: _DEFAULT_CALLS if limit is None else limit or None]
+    if shown:
+        first_us = min(call.created_us for _, call in selected)
+        print_rows(_CALL_COLUMNS, [_make_cells(rank, call, first_us) for rank, call in shown])
+    left = len(selected) - len(shown)
+    lines = [f"... {format_count(left, 'more call')}: --rank and --op select"] if left else []
+    lines += [""] if shown else []
+    lines += [_describe_rank(dump) for dump in dumps if query.rank in (None, dump.rank)]
+    total = format_count(len(selected), "call")
+    ranks = ranges(dump.rank for dump in dumps)
+    for line in [*lines, f"{root}: {total} of rank {ranks}; it has no tensors"]:
+        click.echo(line)
+
+
+def _call_as_json(rank: int, call: FlightCall) -> dict[str, object]:
+    kept = ("sequence", "operation", "sizes", "result_sizes", "dtype", "state")
+    times = ("created_us", "started_us", "completed_us", "duration_ms", "source")
+    return {
+        "rank": rank,
+        "call": call.number,
+        "group": call.group.name,
+        "group_description": call.group.description,
+        "members": call.group.members,
+        **{name: getattr(call, name) for name in (*kept, *times)},
+    }
+
+
+def _select_calls(dumps: Sequence[FlightDump], query: Query) -> Iterator[tuple[int, FlightCall]]:
+    for dump in dumps:
+        for call in dump.calls:
+            if query.keeps_place(dump.rank, 0, 0) and query.keeps_operator(call.op_type, call.name):
+                yield dump.rank, call
+
+
+def _make_cells(rank: int, call: FlightCall, first_us: int) -> list[str]:
+    took = call.duration_ms
+    if took is None and call.completed_us is not None:
+        took = (call.completed_us - (call.started_us or call.created_us)) / 1000
+    return [
+        str(rank),
+        str(call.number),
+        call.group.label,
+        str(call.sequence),
+        call.operation,
+        " ".join(map(format_shape, call.sizes or call.result_sizes)),
+        call.dtype,
+        call.state,
+        f"{(call.created_us - first_us) / 1000:.3f}",
+        "-" if took is None else f"{took:.3f}",
+    ]
+
+
+def _describe_rank(dump: FlightDump) -> str:
+    """Return one sentence about a rank: how far it came."""
+    left = Counter(call.state for call in dump.calls if call.state != COMPLETED)
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(left.items()))
+    start = "" if dump.is_whole else f"; the ring has lost its first {dump.calls[0].number:,}"
+    done = sum(call.state == COMPLETED for call in dump.calls)
+    return f"rank {dump.rank}: {done:,} complete{f', {states}' if states else ''}{start}"

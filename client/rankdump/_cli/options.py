@@ -80,7 +80,7 @@ def parse_pattern_option(
         ) from None
 
 
-_SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., int]]] = {
+SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., int]]] = {
     "rank": click.option("--rank", type=click.IntRange(min=0), help="Only this rank."),
     "graph": click.option("--graph", type=click.IntRange(min=0), help="Only this graph."),
     "iterations": click.option(
@@ -113,11 +113,12 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
     ),
 }
+"""Options that select tensors, by the parameters of the commands."""
 
 
 def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
     """Add the options that select tensors to a command, all of them or all but one."""
-    for name, option in reversed(tuple(_SELECTION_OPTIONS.items())):
+    for name, option in reversed(tuple(SELECTION_OPTIONS.items())):
         command = command if name == without else option(command)
     return command
 

@@ -24,16 +24,15 @@ from rankdump._cli.live_tree import (
 from rankdump._cli.options import DUMP_PATH, add_operator_query_options, resolve_coordinator_address
 from rankdump._cli.output import (
     TableColumn,
-    format_table,
-    measure_width,
     number_columns,
     print_lines,
-    print_table,
+    print_rows,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, name_models
 from rankdump._core.events import EventKind, Finding
+from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.status import OrderEntry
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _DEFAULT_LINES = 40
@@ -178,12 +177,10 @@ def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query)
     return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
-def _print_entries(
-    entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...] = ()
-) -> None:
+def _print_entries(entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...]) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
-        print_table(format_entries(shown, width=measure_width(), attempts=attempts))
+        _print_table(shown, attempts)
     cut = bool(limit) and next(entries, None) is not None
     print_lines(
         ["... more lines: --limit 0 shows all, --iteration, --op, --rank and --attempt select"]
@@ -214,10 +211,8 @@ def _format_finding(finding: Finding, *, several: bool) -> str:
     return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
-def format_entries(
-    entries: list[OrderEntry], *, width: int, attempts: tuple[int, ...] = ()
-) -> list[str]:
-    """Return the entries as a table, with times in milliseconds since the first start.
+def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...]) -> None:
+    """Print the entries as a table, with times in milliseconds since the first start.
 
     `attempts` are those of the whole order, of which the entries may be a part.
     """
@@ -239,7 +234,7 @@ def format_entries(
     columns = _COLUMNS
     if not any(entry.start_us for entry in entries):  # of a dump without times
         columns, rows = columns[:-2], [row[:-2] for row in rows]
-    return format_table(*without_attempts(columns, rows, numbers), width=width)
+    print_rows(*without_attempts(columns, rows, numbers))
 
 
 def _operator_type(op_name: str) -> str:

@@ -113,6 +113,11 @@ def print_table(lines: list[str], *, err: bool = False) -> None:
         click.echo(click.style(line, bold=True) if number == 0 else line, err=err)
 
 
+def print_rows(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows as a table that fits the width."""
+    print_table(format_table(columns, rows, width=measure_width()))
+
+
 def _is_terminal(err: bool) -> bool:
     return (sys.stderr if err else sys.stdout).isatty()
 

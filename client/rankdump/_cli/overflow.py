@@ -16,15 +16,8 @@ from rankdump._analysis.overflow import (
     search_overflows,
 )
 from rankdump._binfile.overflow_record import OverflowSection
-from rankdump._cli.output import (
-    TableColumn,
-    format_table,
-    measure_width,
-    number_columns,
-    print_lines,
-    print_table,
-)
-from rankdump._cli.text_format import format_count
+from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
 _COLUMNS = (
@@ -86,7 +79,7 @@ def _print_records(found: OverflowSearch, path: Path) -> None:
     for at, (folder, records) in enumerate(groupby(found.records, lambda r: r.path.parent)):
         print_lines([*([""] if at else []), str(folder)])
         rows = [row for record in records for row in _record_rows(record)]
-        print_table(format_table(_COLUMNS, rows, width=measure_width()))
+        print_rows(_COLUMNS, rows)
     if found.records:
         hit = sum(bool(record.hits) for record in found.records)
         total = format_count(len(found.records), "overflow record")
@@ -100,17 +93,13 @@ def _record_rows(record: OverflowRecord) -> Iterator[list[str]]:
     stamp = _NO_VALUE if record.timestamp_us is None else str(record.timestamp_us)
     if not record.hits:
         units = [section.unit for section in record.content.sections]
-        yield [
-            stamp,
-            units[0] if len(units) == 1 else "all",
-            _NO_VALUE,
-            _NO_VALUE,
-            "0x0",
-            "no overflow",
-        ]
+        unit = units[0] if len(units) == 1 else "all"
+        yield [stamp, unit, _NO_VALUE, _NO_VALUE, "0x0", "no overflow"]
     for hit in record.hits:
         ids = (str(hit.section.get_field(name)) for name in ("task_id", "stream_id"))
-        yield [stamp, hit.section.unit, *ids, _format_status(hit.section), _format_operators(hit)]
+        operators = ", ".join(f"{op_type} {op_name}" for op_type, op_name in hit.operators)
+        status = _format_status(hit.section)
+        yield [stamp, hit.section.unit, *ids, status, operators or _NO_VALUE]
 
 
 def _format_status(section: OverflowSection) -> str:
@@ -123,10 +112,6 @@ def _status_meanings(found: OverflowSearch) -> list[str]:
     """Return one sentence for each different status with the meaning of its bits."""
     sections = [hit.section for record in found.records for hit in record.hits]
     return list(dict.fromkeys(f"{_format_status(s)}: {', '.join(s.meaning)}" for s in sections))
-
-
-def _format_operators(hit: OverflowHit) -> str:
-    return ", ".join(f"{op_type} {op_name}" for op_type, op_name in hit.operators) or _NO_VALUE
 
 
 def _search_as_json(found: OverflowSearch, path: Path) -> dict[str, object]:

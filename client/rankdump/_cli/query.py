@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import resource
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from rankdump._cli.extra_modules import explain_missing_modules
+from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import DUMP_PATH
-from rankdump._cli.output import TableColumn, format_table, measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
+from rankdump._cli.output import TableColumn, print_lines, print_rows
+from rankdump._core.units import format_count
+from rankdump._web.limited_process import limit_address_space
 from rankdump.errors import ConfigError, ExhaustedError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _MAX_ROWS_SHOWN = 1000
 _SIGNIFICANT_DIGITS = 6
 _GRACE_S = 5.0
-_MARGIN_BYTES = 1 << 30
-"""For threads and allocators, which map more than they use."""
 
 
 @click.command()
@@ -80,7 +78,8 @@ def query(
 
     dump = rankdump.open(tree)
     limits = QueryLimits(timeout_s, memory_mib << 20)
-    _limit_address_space(limits.memory_bytes)
+    # DuckDB does not count a single huge value.
+    limit_address_space(limits.memory_bytes)
     try:
         with _deadline(timeout_s):
             found = dump.sql(sql, limits=limits)
@@ -99,15 +98,6 @@ def query(
     else:
         _print_rows(found)
     return 0
-
-
-def _limit_address_space(memory_bytes: int) -> None:
-    """Bound what this process maps from now on: DuckDB does not count a single huge value."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + 2 * memory_bytes + _MARGIN_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @contextmanager
@@ -172,22 +162,17 @@ def _format_csv(found: pa.Table) -> str:
 
 
 def _print_rows(found: pa.Table) -> None:
-    columns = [
-        TableColumn(field.name, is_right_aligned=_is_number(field.type)) for field in found.schema
-    ]
-    rows = [
-        [_format_value(value) for value in row.values()]
-        for row in found.slice(0, _MAX_ROWS_SHOWN).to_pylist()
-    ]
-    print_table(format_table(columns, rows, width=measure_width()))
-    if len(found) > _MAX_ROWS_SHOWN:
-        print_lines([f"{format_count(len(found) - _MAX_ROWS_SHOWN, 'more row')}; --csv prints all"])
-
-
-def _is_number(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    kinds = pa.types
+    columns = [
+        TableColumn(field.name, kinds.is_integer(field.type) or kinds.is_floating(field.type))
+        for field in found.schema
+    ]
+    shown = found.slice(0, _MAX_ROWS_SHOWN).to_pylist()
+    print_rows(columns, [list(map(_format_value, row.values())) for row in shown])
+    if len(found) > _MAX_ROWS_SHOWN:
+        print_lines([f"{format_count(len(found) - _MAX_ROWS_SHOWN, 'more row')}; --csv prints all"])
 
 
 def _format_value(value: Any) -> str:

@@ -14,7 +14,8 @@ from rankdump import reader
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count, format_shape, to_json_value
+from rankdump._cli.text_format import format_shape, to_json_value
+from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
     from rankdump._analysis.replay.replayed_calls import CallReplay, ReplayedOutput
@@ -106,10 +107,7 @@ def _format_totals(replays: list[CallReplay]) -> list[str]:
     ranks = ranges(each.rank for each in bad)
     good = sorted({each.rank for each in replays} - {each.rank for each in bad})
     others = f"; within it on rank {ranges(good)}" if good else ""
-    return [
-        *notes,
-        f"{total}: not within the rounding of its type on rank {ranks}{others}",
-    ]
+    return [*notes, f"{total}: not within the rounding of its type on rank {ranks}{others}"]
 
 
 def _describe_replay(each: CallReplay) -> dict[str, object]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,8 +28,8 @@ from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import format_summary_table
 from rankdump._cli.signal_handlers import handle_signals
+from rankdump._cli.status_tables import format_summary_table
 from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_config, run_twice
 from rankdump._config import config_file
 from rankdump._config.output_path import BASELINE_VARIABLE, OUTPUT_VARIABLE
@@ -72,25 +72,24 @@ def run_job(command: Sequence[str], environ: Mapping[str, str], *, quiet: bool =
         try:
             out = sys.stderr if quiet else None
             child = subprocess.Popen(command, env=dict(environ), stdout=out)
-        except FileNotFoundError:
-            return _report_start_failure(command[0], "no such command", EXIT_NOT_FOUND)
         except OSError as error:
-            return _report_start_failure(command[0], str(error.strerror), EXIT_NOT_EXECUTABLE)
+            is_missing = isinstance(error, FileNotFoundError)
+            cause = "no such command" if is_missing else error.strerror
+            click.echo(f"rankdump: {command[0]}: {cause}", err=True)
+            return EXIT_NOT_FOUND if is_missing else EXIT_NOT_EXECUTABLE
         for number in early:
             child.send_signal(number)
         code = child.wait()
     return code if code >= 0 else 128 - code
 
 
-@contextmanager
-def exit_on_signals() -> Generator[None, None, None]:
+def exit_on_signals() -> AbstractContextManager[None]:
     """Exit with every clean-up on a signal that arrives while the job is not running."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    with handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
-        yield
+    return handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP))
 
 
 def _terminal_signals_child() -> bool:
@@ -101,11 +100,6 @@ def _terminal_signals_child() -> bool:
         return False
 
 
-def _report_start_failure(name: str, cause: str, code: int) -> int:
-    click.echo(f"rankdump: {name}: {cause}", err=True)
-    return code
-
-
 @contextmanager
 def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease, None, None]:
     """Run a daemon for the length of a block; UnavailableError when it does not start.
@@ -113,7 +107,6 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     Its log is kept with `keep_log`, or when the daemon failed.
     """
     lease = DaemonLease(job_id)
-    fault = ""
     try:
         if not lease.wait_until_serving():
             raise UnavailableError(
@@ -224,10 +217,14 @@ def run(
     if iterations is not None or as_json:
         raise click.UsageError("--iteration and --json need --twice")
     environ = _set_configuration(given, config=config, output=output, blackbox=blackbox)
-    fault = _explain_misfit(_load_plan(environ), observed) if require_fit else ""
-    if fault:
-        print_lines([f"rankdump: {fault}"], err=True)
-        return 1
+    if require_fit:
+        plan = _load_plan(environ)
+        if plan is None:
+            raise click.UsageError("--require-fit needs a configuration: give --config")
+        fault = check_plan_fit(plan, observed) if plan.enabled else ""
+        if fault:
+            print_lines([f"rankdump: {fault}"], err=True)
+            return 1
     return _run_collected(command, environ, keep_log=keep_daemon_log)
 
 
@@ -281,7 +278,10 @@ def _run_collected(
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_log) as daemon:
         print_lines([_describe_start(plan, daemon.address)], err=True)
-        own = _set_daemon_variables(environ, daemon.address, job_id)
+        # All ranks write to the same time folder, where the layout has one.
+        own = {STARTED_VARIABLE: time.strftime(STARTED_FORMAT), **environ}
+        own |= {"RANKDUMP_AGENT": daemon.address, "RANKDUMP_COORDINATOR": daemon.address}
+        own |= {"RANKDUMP_JOB_ID": job_id}
         code = run_job(command, own, quiet=quiet)
         view = _collect_status(daemon, plan)
         died = not daemon.alive
@@ -311,12 +311,6 @@ def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str
     return found
 
 
-def _explain_misfit(plan: DumpPlan | None, observed: Path | None) -> str:
-    if plan is None:
-        raise click.UsageError("--require-fit needs a configuration: give --config")
-    return check_plan_fit(plan, observed) if plan.enabled else ""
-
-
 def _set_configuration(
     environ: Mapping[str, str], *, config: Path | None, output: Path | None, blackbox: bool
 ) -> dict[str, str]:
@@ -333,13 +327,6 @@ def _set_configuration(
         return {n: text for n, text in environ.items() if n not in _CONFIG_NAMES} | own
     file = str(found.absolute())
     return {**environ, "RANKDUMP_CONFIG": file, WARNED_VARIABLE: file, **own}
-
-
-def _set_daemon_variables(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
-    own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
-    # All ranks write to the same time folder, where the layout has one.
-    started = {STARTED_VARIABLE: time.strftime(STARTED_FORMAT)}
-    return {**started, **environ, **own}
 
 
 def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
@@ -378,17 +365,11 @@ def _print_summary(
         if not sum_iterations(view.iterations).kept:
             print_lines(["nothing was dumped"], err=True)
     if plan is not None and plan.black_box.steps:
-        print_lines(_describe_freezes(view), err=True)
-
-
-def _describe_freezes(view: StatusView) -> list[str]:
-    """Return a line for each frozen tree of the job, and how to read it."""
-    freezes = view.black_box.freezes
-    if not freezes:
-        return ["the black box was not frozen"]
-    return [
-        f"the black box was frozen: {each.text}; rankdump faults {each.root}" for each in freezes
-    ]
+        frozen = (
+            f"the black box was frozen: {each.text}; rankdump faults {each.root}"
+            for each in view.black_box.freezes
+        )
+        print_lines([*frozen] or ["the black box was not frozen"], err=True)
 
 
 def _describe_findings(root: str, job_id: str) -> list[str]:

@@ -8,8 +8,9 @@ import heapq
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +27,12 @@ from rankdump._analysis.reader.tree_status import count_tree_drops, describe_tre
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,
-    format_table,
-    measure_width,
     number_columns,
     print_lines,
-    print_table,
+    print_rows,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, format_scope_name, to_json_value
+from rankdump._cli.text_format import to_json_value
 from rankdump._cli.tree_contents import (
     describe_key,
     explain_no_match,
@@ -43,7 +42,9 @@ from rankdump._cli.tree_contents import (
     read_tree,
 )
 from rankdump._core.record import name_argument
+from rankdump._core.scope_names import format_scope_name
 from rankdump._core.statistics import format_statistic_number
+from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
     from rankdump._analysis.compare.report import DivergenceOrigin
@@ -55,11 +56,7 @@ _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
 _L1NORM_COLUMN = number_columns("l1norm")
 """In place of them for a dump that has nothing else."""
-_COLUMNS = (
-    TableColumn("operator", is_flexible=True),
-    TableColumn("tensor"),
-    TableColumn("dtype"),
-)
+_COLUMNS = (TableColumn("operator", is_flexible=True), TableColumn("tensor"), TableColumn("dtype"))
 _SORTED_COLUMNS = (*number_columns("rank", "attempt", "iteration"), *_COLUMNS[:2])
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "min": lambda row: None if row.minimum is None else -row.minimum,
@@ -110,10 +107,8 @@ class _SurveyCounts:
                     known = self.first_iteration
                     at = row.key.iteration
                     self.first_iteration = at if known is None else min(known, at)
-                if self.first_nonfinite is None or _execution_sort_key(row) < _execution_sort_key(
-                    self.first_nonfinite
-                ):
-                    self.first_nonfinite = row
+                earliest = self.first_nonfinite or row
+                self.first_nonfinite = min(earliest, row, key=_execution_sort_key)
             yield row
         self.rows_from_tables += survey.skipped_rows
 
@@ -168,9 +163,7 @@ def stats(
         cause = _find_cause(found, query, seen) if nonfinite else None
         click.echo(json.dumps(totals | _cause_as_json(cause) | {"tensors": listed}, indent=1))
     elif nonfinite:
-        _print_nonfinite(
-            found, ordered, seen, limit, by=by, find=lambda: _find_cause(found, query, seen)
-        )
+        _print_nonfinite(found, ordered, seen, limit, query, by=by)
         print_lines(_format_sentences(found, seen, whole=True))
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     else:
@@ -188,12 +181,8 @@ def stats(
 
 def _sort_rows(rows: Iterator[Surveyed], by: str, limit: int | None) -> Iterator[Surveyed]:
     """Return the most extreme rows, holding no more than these; all without a limit."""
-
-    def get_key(row: Surveyed) -> tuple[bool, bool, float]:
-        return _extreme_sort_key(row, by)
-
-    found = sorted(rows, key=get_key) if limit is None else heapq.nsmallest(limit, rows, get_key)
-    return iter(found)
+    key = partial(_extreme_sort_key, by=by)
+    return iter(sorted(rows, key=key) if limit is None else heapq.nsmallest(limit, rows, key))
 
 
 def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
@@ -222,9 +211,9 @@ def _print_nonfinite(
     rows: Iterator[Surveyed],
     seen: _SurveyCounts,
     limit: int | None,
+    query: Query,
     *,
     by: str,
-    find: Callable[[], DivergenceOrigin | None],
 ) -> None:
     """Print the first cause, then the first tensors that are not finite, and how many follow."""
     most = _DEFAULT_CONSEQUENCES if limit is None else limit
@@ -237,13 +226,10 @@ def _print_nonfinite(
         shown = sorted(rows, key=_execution_sort_key)
     if not shown:
         return
-    cause = find()
+    cause = _find_cause(tree, query, seen)
     if cause is not None:
         print_lines([*_format_cause(cause), ""])
-    cells = [_sorted_cells(row, tree) for row in shown]
-    columns = (*_SORTED_COLUMNS, *_select_columns(tree))
-    table = without_attempts(columns, cells, tree.attempts)
-    print_table(format_table(*table, width=measure_width()))
+    _print_sorted(tree, shown)
     left = seen.nonfinite_rows - len(shown)
     more = f"... {format_count(left, 'more tensor')} not finite: --limit 0 lists all"
     print_lines([*([more] if left else []), ""])
@@ -294,19 +280,25 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
 
 def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
     """Print tables, each followed by a blank line; holds one group of the tree at a time."""
-    width = measure_width()
-    shown = islice(rows, limit)
     if by != "order":
-        cells = [_sorted_cells(row, tree) for row in shown]
-        columns = (*_SORTED_COLUMNS, *_select_columns(tree))
-        table = without_attempts(columns, cells, tree.attempts)
-        lines = format_table(*table, width=width)
-        print_table([*lines, ""] if len(lines) > 1 else [])
+        shown = list(islice(rows, limit))
+        if shown:
+            _print_sorted(tree, shown)
+            print_lines([""])
         return
-    for where, group in groupby(shown, key=lambda row: format_place(row.key, tree)):
+    columns = (*_COLUMNS, *_select_columns(tree))
+    places = groupby(islice(rows, limit), key=lambda row: format_place(row.key, tree))
+    for where, group in places:
         print_lines([where])
-        cells = [_row_cells(row, tree) for row in group]
-        print_table([*format_table((*_COLUMNS, *_select_columns(tree)), cells, width=width), ""])
+        print_rows(columns, [_row_cells(row, tree) for row in group])
+        print_lines([""])
+
+
+def _print_sorted(tree: Tree, rows: Iterable[Surveyed]) -> None:
+    """Print one table of tensors, each with its place."""
+    columns = (*_SORTED_COLUMNS, *_select_columns(tree))
+    cells = [_sorted_cells(row, tree) for row in rows]
+    print_rows(*without_attempts(columns, cells, tree.attempts))
 
 
 def _select_columns(tree: Tree) -> tuple[TableColumn, ...]:
@@ -343,14 +335,8 @@ def _statistic_cells(row: Surveyed, tree: Tree) -> list[str]:
 
 def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[str]:
     if not seen.count:
-        return [
-            explain_no_match(
-                iterate_named(
-                    read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt),
-                    lambda tensor: True,
-                )
-            )
-        ]
+        whole_tree = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt)
+        return [explain_no_match(iterate_named(whole_tree, lambda tensor: True))]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
     counts_by_source = ", ".join(f"{count:,} {source}" for count, source in sources if count)
@@ -391,14 +377,13 @@ def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:
 
 
 def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str, object]:
+    first = seen.first_nonfinite
     return {
         "root": str(tree.root),
         "tensor_count": seen.count,
         "nonfinite_count": seen.nonfinite_rows,
         "undecided_count": seen.undecided_rows,
-        "first_nonfinite": _row_as_json(seen.first_nonfinite, tree)
-        if seen.first_nonfinite
-        else None,
+        "first_nonfinite": None if first is None else _row_as_json(first, tree),
         "problems": [*seen.damages, *survey.problems, *tree.problems],
     }
 

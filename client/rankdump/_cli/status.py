@@ -29,18 +29,24 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._analysis.reader.tree_status import mark_ended_sessions
-from rankdump._cli.job_status import format_job_findings, format_job_status, format_job_tables
-from rankdump._cli.live_tree import (
-    add_tree_rows,
-    fetch_live_status,
-    find_live_job,
+from rankdump._cli.live_tree import add_tree_rows, fetch_live_status, find_live_job
+from rankdump._cli.options import (
+    SELECTION_OPTIONS,
+    TREE_PATH,
+    resolve_agent_address,
+    resolve_coordinator_address,
 )
-from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import MAX_RANKS_SHOWN, format_status_table
-from rankdump._cli.text_format import format_count
+from rankdump._cli.status_tables import (
+    MAX_RANKS_SHOWN,
+    format_job_findings,
+    format_job_status,
+    format_job_tables,
+    format_status_table,
+)
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView, view_as_json
+from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError, RankdumpError
 
 
@@ -50,12 +56,8 @@ from rankdump.errors import CorruptedError, RankdumpError
 @click.option(
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
-@click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
-@click.option(
-    "--attempt",
-    type=click.IntRange(min=0),
-    help="Only this attempt of a job that was restarted.",
-)
+@SELECTION_OPTIONS["job_id"]
+@SELECTION_OPTIONS["attempt"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(

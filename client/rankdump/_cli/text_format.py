@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 
 from rich.cells import cell_len, set_cell_size
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._core.scope_names import format_scope_name as format_scope_name
-from rankdump._core.scope_names import name_models as name_models
 from rankdump._core.tensor_layout import TensorLayout
-from rankdump._core.units import format_bytes as format_bytes
-from rankdump._core.units import format_count as format_count
 
 _ELLIPSIS = "..."
 
@@ -39,6 +36,12 @@ def format_reasons(counts: Mapping[str, int]) -> str:
     """Return counts by reason, most frequent first: `disk_low 10, device_excluded 2`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in ordered if count)
+
+
+def list_first(names: Collection[str], most: int, spell: Callable[[str], str] = str) -> str:
+    """Return the first names, joined by commas; `...` stands for the others."""
+    more = ["..."] if len(names) > most else []
+    return ", ".join([*map(spell, islice(names, most)), *more])
 
 
 def shorten_text(text: str, width: int) -> str:

@@ -18,16 +18,11 @@ from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_status import count_losses, split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import (
-    format_count,
-    format_ratio,
-    format_scope_name,
-    format_shape,
-    name_models,
-)
+from rankdump._cli.text_format import format_ratio, format_shape, list_first
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
-from rankdump._core.units import format_bytes
+from rankdump._core.scope_names import format_scope_name, name_models
+from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
@@ -35,17 +30,8 @@ from rankdump.errors import CorruptedError
 MAX_GROUPS_SHOWN = 40
 _MAX_OPERATORS_NAMED = 3
 _OVERVIEW_COLUMNS = (
-    *number_columns(
-        "rank",
-        "attempt",
-        "iteration",
-        "operators",
-        "inputs",
-        "outputs",
-        "bytes in",
-        "on disk",
-        "ratio",
-    ),
+    *number_columns("rank", "attempt", "iteration", "operators", "inputs", "outputs"),
+    *number_columns("bytes in", "on disk", "ratio"),
     TableColumn("state"),
 )
 _TENSOR_COLUMNS = (
@@ -196,14 +182,9 @@ def read_tree(
     if not (tree.entries or tree.tables or tree.manifests):
         reader.check_ours(root)
     if not tree.ranks:
-        raise CorruptedError(explain_no_tree(tree))
+        why = "".join(f"; {problem}" for problem in tree.problems)
+        raise CorruptedError(f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}")
     return tree
-
-
-def explain_no_tree(tree: Tree) -> str:
-    """Return one sentence for a folder that is not a tree."""
-    why = "".join(f"; {problem}" for problem in tree.problems)
-    return f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}"
 
 
 def name_tables(tree: Tree) -> str:
@@ -225,14 +206,11 @@ def explain_no_match(held: Iterable[Named]) -> str:
         places.add((key.rank, key.graph, None if key.constant else key.iteration))
         names[tensor.op_name] = None
     iterations = ranges(at for _, _, at in places if at is not None)
-    operators = list(names)
-    named = ", ".join(map(format_scope_name, operators[:_MAX_OPERATORS_NAMED])) + (
-        ", ..." * (len(operators) > _MAX_OPERATORS_NAMED)
-    )
+    named = list_first(names, _MAX_OPERATORS_NAMED, format_scope_name)
     return (
         f"no tensor matches; the tree has rank {ranges(rank for rank, _, _ in places)}, "
         f"graph {ranges(graph for _, graph, _ in places)}, iteration {iterations or '-'}, "
-        f"{format_count(len(operators), 'operator')}: {named}"
+        f"{format_count(len(names), 'operator')}: {named}"
     )
 
 
@@ -285,16 +263,9 @@ def _tensor_row(row: ListedTensor) -> list[str]:
         else ("damaged", "", "")
     )
     key = entry.key
-    return [
-        format_operator(
-            entry.op_type, entry.op_name, entry.record.argument if entry.record else ""
-        ),
-        key.side.value,
-        str(key.slot),
-        dtype,
-        extents,
-        length,
-    ]
+    argument = entry.record.argument if entry.record else ""
+    name = format_operator(entry.op_type, entry.op_name, argument)
+    return [name, key.side.value, str(key.slot), dtype, extents, length]
 
 
 def _content_of(entry: Entry) -> TensorContent | None:

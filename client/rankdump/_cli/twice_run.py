@@ -14,9 +14,9 @@ import click
 
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_count
 from rankdump._config.output_path import OUTPUT_VARIABLE
 from rankdump._core.plan import IterationSelection
+from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
     from rankdump._analysis.compare.exact_comparison import ExactReport

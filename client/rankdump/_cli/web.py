@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from rankdump._cli.extra_modules import explain_missing_modules
+from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import TREE_PATH, load_credentials
 
 if TYPE_CHECKING:

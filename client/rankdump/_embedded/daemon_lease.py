@@ -43,11 +43,6 @@ _REQUIRED_MODULES = ("rankdumpd", "click", "cryptography", "grpc_health", "prome
 """Modules that a daemon needs; the extra `daemon` installs them."""
 
 
-def format_daemon_address(folder: DaemonFolder) -> str:
-    """Return the address of a folder's daemon, for agent and coordinator."""
-    return f"unix:{folder.socket}"
-
-
 def start_daemon(
     folder: DaemonFolder, liveness_fd: int, *, merges: bool
 ) -> subprocess.Popen[bytes]:
@@ -165,7 +160,7 @@ class DaemonLease:
     @property
     def address(self) -> str:
         """Address of agent and coordinator."""
-        return format_daemon_address(self._folder)
+        return f"unix:{self._folder.socket}"
 
     @property
     def log(self) -> Path:

@@ -14,8 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity
-from rankdump._http.refusal_sink import RefusalSink
-from rankdump._http.server_guard import format_peer, identify_caller
+from rankdump._http.server_guard import RefusalSink, format_peer, identify_caller
 
 CALLER_KEY = "rankdump.caller"
 """Key of the caller in the scope of a request."""

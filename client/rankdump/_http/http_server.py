@@ -23,8 +23,7 @@ from uvicorn.server import ServerState
 
 from rankdump._core.caller_roles import build_unknown_caller
 from rankdump._http.http_connection import HttpConnection
-from rankdump._http.refusal_sink import RefusalSink
-from rankdump._http.server_guard import HttpsGuard, format_peer
+from rankdump._http.server_guard import HttpsGuard, RefusalSink, format_peer
 
 REQUEST_TIMEOUT_S = 10.0
 """Time for a handshake, for a request to arrive, and for 64 KiB of an answer to be read."""

@@ -1,5 +1,5 @@
 """Gate of a server whose callers are known by their certificates: methods, roles, and requests that
-pages of other sites make. An ASGI application around another.
+pages of other sites make.
 """
 
 from __future__ import annotations
@@ -7,15 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity
 from rankdump._http.http_connection import CALLER_KEY
-from rankdump._http.refusal_sink import RefusalSink
-from rankdump._http.security_headers import send_with_headers
+from rankdump._http.request_gate import RequestGate, is_same_origin
+from rankdump._http.server_guard import RefusalSink
 
 READ_METHOD = "/rankdump.wire.v1.CoordinatorService/Status"
 """Method of gRPC whose roles may read pages."""
@@ -24,7 +23,7 @@ CONTROL_METHOD = "/rankdump.wire.v1.CoordinatorService/Control"
 _HTTP_VERSIONS = ("1.0", "1.1")
 
 
-class RoleGate:
+class RoleGate(RequestGate):
     """Lets requests through that read, and to some paths those that a page of the server sends,
     whose caller has the role for that.
     """
@@ -41,29 +40,20 @@ class RoleGate:
         whose roles may send a form, by its path. `explain_refusal` says why a caller may not call
         a method; it returns nothing for one who may.
         """
-        self._writing = writing or {}
-        self._inner, self._explain_refusal = inner, explain_refusal
-        self._refusals, self._find_method = refusals, find_method
+        super().__init__(inner)
+        self._explain_refusal, self._refusals = explain_refusal, refusals
+        self._find_method, self._writing = find_method, writing or {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
-        if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
-            return
-        if scope["type"] != "http":  # the server has no web sockets
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        request = Request(scope)
+    async def find_refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that goes no further, once that is noted."""
         status, reason, why = self._check_request(request)
-        answer: Response | None = None
-        if reason:
-            line = format_request_line(scope)
-            caller = get_caller(scope)
-            # The audit log may wait for a disk.
-            await asyncio.to_thread(self._refusals.add, reason, caller, line, why)
-            headers = {"connection": "close", **({"allow": "GET"} if reason == "method" else {})}
-            answer = PlainTextResponse(f"{why}\n", status, headers)
-        await (answer or self._inner)(scope, receive, send_with_headers(send))
+        if not reason:
+            return None
+        line, caller = format_request_line(request.scope), get_caller(request.scope)
+        # The audit log may wait for a disk.
+        await asyncio.to_thread(self._refusals.add, reason, caller, line, why)
+        headers = {"connection": "close", **({"allow": "GET"} if reason == "method" else {})}
+        return PlainTextResponse(f"{why}\n", status, headers)
 
     def _check_request(self, request: Request) -> tuple[int, str, str]:
         """Return status, reason and sentence of a refusal; an empty reason for what goes on."""
@@ -108,14 +98,3 @@ def is_from_other_site(request: Request) -> bool:
         return False
     is_link = request.headers.get("sec-fetch-mode") == "navigate"
     return not (is_link and request.headers.get("sec-fetch-dest") == "document")
-
-
-def is_same_origin(headers: Headers) -> bool:
-    """Return whether the page that sends a request is of this server, as the browser tells it."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site not in (None, "same-origin") or (site is None and origin is None):
-        return False
-    if origin is None:
-        return True
-    scheme, _, place = origin.partition("://")
-    return scheme in ("http", "https") and place == headers.get("host")

@@ -1,5 +1,5 @@
 """TLS of an HTTP server: its certificate, who calls, and whether a role allows that, by files that
-may change while it serves.
+may change while it serves; and where refused requests are noted.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rankdump._core.caller_roles import (
     LOCAL_CALLER,
@@ -19,6 +19,18 @@ from rankdump._core.caller_roles import (
 from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdump._core.watched_files import WatchedFiles, read_file
 from rankdump.errors import ConfigError
+
+
+class RefusalSink(Protocol):
+    """Notes refused requests; called from several threads."""
+
+    def count(self, reason: str) -> None:
+        """Note a refusal of which only the reason is known, without waiting."""
+        ...
+
+    def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
+        """Note a refused request with its first line; may wait for a disk."""
+        ...
 
 
 class HttpsGuard:

@@ -1,5 +1,4 @@
-"""Gate in front of all pages: methods, host names, tokens and cookies, and the headers that forbid
-a browser to load or to send anything elsewhere. An ASGI application around another.
+"""Gate in front of all pages on this host: methods, host names, tokens and cookies.
 
 A token is used once, and exchanged for a cookie. Times are seconds of a monotonic clock that the
 caller reads.
@@ -13,19 +12,17 @@ from collections.abc import Callable
 from enum import Enum
 from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from rankdump._http.role_gate import is_same_origin
-from rankdump._http.security_headers import send_with_headers
+from rankdump._http.request_gate import RequestGate, is_same_origin
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
 
 
-class AccessGate:
+class AccessGate(RequestGate):
     """Lets requests through that read, name this host, and have the cookie of the server; to some
     paths also those that a page of the server sends.
     """
@@ -37,22 +34,10 @@ class AccessGate:
         read_clock_s: Callable[[], float],
         writing_paths: frozenset[str] = frozenset(),
     ) -> None:
-        self._inner, self._tokens, self._read_clock_s = inner, tokens, read_clock_s
-        self._writing_paths = writing_paths
+        super().__init__(inner)
+        self._tokens, self._read_clock_s, self._writing_paths = tokens, read_clock_s, writing_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
-        if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
-            return
-        if scope["type"] != "http":  # the server has no web sockets
-            await send({"type": "websocket.close", "code": 1008})
-            return
-
-        refusal = self._check_request(Request(scope))
-        await (refusal or self._inner)(scope, receive, send_with_headers(send))
-
-    def _check_request(self, request: Request) -> Response | None:
+    async def find_refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""
         writes = request.method == "POST" and request.scope["path"] in self._writing_paths
         if request.method != "GET" and not writes:
@@ -96,11 +81,6 @@ def is_own_host(host: str) -> bool:
         return False
     plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
     return plain and split.hostname in _HOST_NAMES
-
-
-def make_token_query(token: str) -> str:
-    """Return the query of the address that is printed."""
-    return str(QueryParams({"token": token}))
 
 
 def _refuse(text: str) -> Response:

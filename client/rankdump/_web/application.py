@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,21 +26,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
-from rankdump._web.diff_page import make_diff_page, make_mapping_file
+from rankdump._web.diff_page import format_mapping_file, make_diff_page
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
 from rankdump._web.job_source import JobSource
-from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
 from rankdump._web.order_trace import make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.page_kinds import (
+    AbsentPageError,
+    PageKind,
+    PageParameters,
+    ParameterError,
+    make_body,
+    wants_json,
+)
 from rankdump._web.query_page import make_query_page
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.rank_map import draw_rank_map, make_rank_map_page, parse_rank_map
+from rankdump._web.rank_map import draw_rank_map, make_rank_map_page
 from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
@@ -56,6 +61,7 @@ from rankdump.errors import (
 )
 
 _STATIC = Path(__file__).parent / "static"
+_Request = TypeVar("_Request")
 _logger = logging.getLogger(__name__)
 _LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
 """Pages that are listed in the head of each."""
@@ -75,15 +81,15 @@ class WebPages:
         self._sources = sources
         self._environment = make_environment()
         self.live = (
-            LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
+            LivePages(job, self._environment, self._present, self._answer_safely, sources)
             if job
             else None
         )
+        self._rank_map = make_rank_map_page(sources)
+        self._diff = make_diff_page(sources, comparisons.look)
         self.kinds: tuple[PageKind[Any], ...] = (
-            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, make_rank_map_page(self._sources), ORDER),
-            make_diff_page(self._sources, comparisons.look),
-            make_black_box_page(self._sources),
-            make_query_page(queries.run),
+            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, self._rank_map, ORDER, self._diff),
+            *(make_black_box_page(sources), make_query_page(queries.run)),
         )
 
     @property
@@ -117,15 +123,12 @@ class WebPages:
     def close(self) -> None:
         """End streams of events, on the loop that serves them."""
         if self.live:
-            self.live.feed.close()
+            self.live.feed.closed.set()
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
         if request.scope["path"] == "/" and self.live is not None and not self._sources:
             return RedirectResponse(LIVE_PATH)
-        parameters = PageParameters(request.query_params.multi_items())
-        choice, source = self._choose_source(parameters)
-        asked = kind.parse(parameters)
-        parameters.finish()
+        choice, source, asked = self._read_request(request, kind.parse)
         page = kind.build(source, asked)
         status = 400 if getattr(page, "error", "") else 200
         if wants_json(request):
@@ -141,54 +144,46 @@ class WebPages:
         """Return the answer of a page that is about no tree."""
         if wants_json(request):
             return JSONResponse(make_body(page))
-        tree = PageParameters(request.query_params.multi_items()).read_number("tree", 0) or 0
+        tree = PageParameters(request.query_params).read_number("tree") or 0
         choice = TreeChoice(tree if tree < len(self._sources) else 0)
         return self._render(request, template, choice, 200, title=title, page=page)
 
     def _answer_rank_map(self, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
-        _, source = self._choose_source(parameters)
-        asked = parse_rank_map(parameters, len(self._sources))
-        parameters.finish()
+        _, source, asked = self._read_request(request, self._rank_map.parse)
         drawn = draw_rank_map(source, asked, self._sources)
         return Response(drawn, media_type="image/png")
 
     def _answer_slice(self, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
-        _, source = self._choose_source(parameters)
-        asked = parse_tensor(parameters)
-        parameters.finish()
+        _, source, asked = self._read_request(request, parse_tensor)
         drawn = draw_slice(source, find_row(source, asked), asked.choice)
         return Response(drawn, media_type="image/png")
 
     def _answer_npy(self, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
-        _, source = self._choose_source(parameters)
-        asked = parse_tensor(parameters)
-        parameters.finish()
+        _, source, asked = self._read_request(request, parse_tensor)
         row = find_row(source, asked)
         body = make_npy(source, row, is_joined=asked.choice.is_joined)
-        name = f'attachment; filename="{name_tensor(row)}.npy"'
-        headers = {"content-disposition": name}
-        return Response(body, media_type="application/octet-stream", headers=headers)
+        return _make_download(body, f"{name_tensor(row)}.npy", "application/octet-stream")
 
     def _answer_trace(self, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
-        _, source = self._choose_source(parameters)
-        asked = parse_trace(parameters)
-        parameters.finish()
+        _, source, asked = self._read_request(request, parse_trace)
         made = make_trace(source, asked)
         if made.path is not None:
             return FileResponse(made.path, filename=made.name, media_type="application/json")
-        headers = {"content-disposition": f'attachment; filename="{made.name}"'}
-        return Response(made.body, media_type="application/json", headers=headers)
+        return _make_download(made.body, made.name, "application/json")
 
     def _answer_mapping(self, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
-        self._choose_source(parameters)
-        body = make_mapping_file(parameters, len(self._sources))
-        headers = {"content-disposition": 'attachment; filename="mapping.json"'}
-        return Response(body, media_type="application/json", headers=headers)
+        _, _, asked = self._read_request(request, self._diff.parse)
+        return _make_download(format_mapping_file(asked.pairs), "mapping.json", "application/json")
+
+    def _read_request(
+        self, request: Request, parse: Callable[[PageParameters], _Request]
+    ) -> tuple[TreeChoice, DumpSource, _Request]:
+        """Return the tree that an address names, and what else it asks for."""
+        parameters = PageParameters(request.query_params)
+        choice, source = self._choose_source(parameters)
+        asked = parse(parameters)
+        parameters.finish()
+        return choice, source, asked
 
     def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
         if not self._sources:
@@ -196,12 +191,6 @@ class WebPages:
                 "there is no tree yet: it comes when its job begins, or is named to rankdump web"
             )
         return parse_choice(parameters, self._sources)
-
-    def _find_tree(self, root: str) -> int | None:
-        """Return the number of a tree; None for one that is not served."""
-        wanted = Path(root).resolve()
-        numbers = (n for n, each in enumerate(self._sources) if each.root.resolve() == wanted)
-        return next(numbers, None)
 
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
         """Return an answer, or the one line of an error."""
@@ -261,6 +250,11 @@ def find_status(error: RankdumpError) -> int:
     if isinstance(error, RetryableError):
         return 503
     return 415 if isinstance(error, UnsupportedError) else 422
+
+
+def _make_download(body: bytes, name: str, media_type: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(body, media_type=media_type, headers=headers)
 
 
 def _make_twin_address(request: Request) -> str:

@@ -25,10 +25,9 @@ from rankdump._analysis.black_box.freeze_files import (
     read_freeze_records,
 )
 from rankdump._analysis.table.table_schema import NONFINITE
-from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.dump_source import DumpSource, find_tree_number
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, read_rows
 from rankdump.errors import CorruptedError
 
 _MAX_LISTED = 100
@@ -79,14 +78,14 @@ class BlackBoxPage:
     request: BlackBoxRequest
     frozen: tuple[str, ...]
     """Roots of the frozen trees, the earliest first."""
-    root: str
+    root: str = ""
     """Of the one that is shown; empty without any."""
-    fault: FaultContent | None
-    problem: str
+    fault: FaultContent | None = None
+    problem: str = ""
     """Why a freeze cannot be shown; else empty."""
-    tree: int | None
+    tree: int | None = None
     """Number of the frozen tree among those that are served; None when it is not one."""
-    way: tuple[TensorRow, ...]
+    way: tuple[TensorRow, ...] = ()
     """Of a frozen tree that is served: the tensors of the operator of the first bad value, and all
     that are not finite, on its rank in its iteration."""
 
@@ -100,13 +99,13 @@ def make_black_box_page(sources: Sequence[DumpSource]) -> PageKind[BlackBoxReque
         if request.freeze is not None and request.freeze >= len(frozen):
             raise AbsentPageError(f"no freeze {request.freeze}: there are {len(frozen)}")
         if not frozen:
-            return BlackBoxPage(request, names, "", None, "", None, ())
+            return BlackBoxPage(request, names)
         root = frozen[-1 if request.freeze is None else request.freeze]
         try:
             report = source.keep(("fault", root), lambda: _read_report(root))
         except CorruptedError as error:
-            return BlackBoxPage(request, names, str(root), None, str(error), None, ())
-        tree = _find_tree(sources, root)
+            return BlackBoxPage(request, names, str(root), problem=str(error))
+        tree = find_tree_number(sources, root)
         bad = report.first_bad_value
         way = () if tree is None or bad is None else _find_way(sources[tree], bad)
         return BlackBoxPage(request, names, str(root), _make_content(report), "", tree, way)
@@ -160,17 +159,10 @@ def _make_content(report: FaultReport) -> FaultContent:
     )
 
 
-def _find_tree(sources: Sequence[DumpSource], root: Path) -> int | None:
-    wanted = root.resolve()
-    found = (at for at, source in enumerate(sources) if source.root.resolve() == wanted)
-    return next(found, None)
-
-
 def _find_way(source: DumpSource, bad: FirstBadValue) -> tuple[TensorRow, ...]:
-    rows = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE rank = ? AND iteration = ? "
-        f"AND (CAST(name AS VARCHAR) = ? OR ({NONFINITE})) "
+    return read_rows(
+        source,
+        f"rank = ? AND iteration = ? AND (CAST(name AS VARCHAR) = ? OR ({NONFINITE})) "
         f"ORDER BY {EXECUTION_ORDER} LIMIT {_MAX_WAY}",
         (bad.rank, bad.iteration, bad.tensor.op_name),
     )
-    return tuple(map(make_row, rows))

@@ -21,9 +21,8 @@ from rankdump._web.comparison_view import (
     ComparisonView,
     RowExcerpt,
     RowSelection,
-    SidePart,
 )
-from rankdump._web.dump_source import read_tree_stamp
+from rankdump._web.dump_source import JobAttempt, read_tree_stamp
 from rankdump._web.limited_process import SPAWN, LimitedProcess, limit_address_space
 from rankdump.errors import RankdumpError
 
@@ -96,14 +95,13 @@ class _ComparisonFailure(NamedTuple):
 class _KeptComparison:
     """One process, and what it has said so far."""
 
-    def __init__(self, request: ComparisonRequest, timeout_s: float, memory_bytes: int) -> None:
+    def __init__(self, request: ComparisonRequest, timeout_s: float) -> None:
         self.stamps = _read_stamps(request)
         self.began_s = time.monotonic()
         self.progress: MutableSequence[int] = SPAWN.Array("q", 2, lock=False)
         self.answer: ComparisonSummary | _ComparisonFailure | None = None
         self.is_shown = False
-        limits = timeout_s, memory_bytes
-        self.process = LimitedProcess(serve_comparison, request, self.progress, *limits)
+        self.process = LimitedProcess(serve_comparison, request, self.progress, timeout_s)
         self._timeout_s = timeout_s
 
     def is_running(self) -> bool:
@@ -137,8 +135,8 @@ class _KeptComparison:
 class ComparisonProcesses:
     """Starts comparisons, one at a time, and keeps the latest until their trees change."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
-        self._limits = timeout_s, memory_bytes
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[ComparisonRequest, _KeptComparison] = OrderedDict()
 
@@ -156,7 +154,7 @@ class ComparisonProcesses:
             if found is None:
                 if any(other.is_running() for other in self._kept.values()):
                     return ComparisonState("waiting")
-                found = _KeptComparison(request, *self._limits)
+                found = _KeptComparison(request, self._timeout_s)
                 self._kept[request] = found
             self._kept.move_to_end(request)
             while len(self._kept) > MAX_KEPT:
@@ -197,17 +195,13 @@ def _read_stamps(request: ComparisonRequest) -> _Stamps:
 
 
 def serve_comparison(
-    pipe: Connection,
-    request: ComparisonRequest,
-    progress: MutableSequence[int],
-    timeout_s: float,
-    memory_bytes: int,
+    pipe: Connection, request: ComparisonRequest, progress: MutableSequence[int], timeout_s: float
 ) -> None:
     """Compare, then answer with rows until the other side closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     os.nice(_NICE)
     leave_pandas_out()
-    limit_address_space(memory_bytes)
+    limit_address_space(MEMORY_BYTES)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)  # ends this process
     try:
         view = compare_request(request, progress)
@@ -258,8 +252,8 @@ def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) 
     return ComparisonView(report, parts)
 
 
-def _find_part(dump: Dump, job: str, attempt: int | None) -> SidePart:
+def _find_part(dump: Dump, job: str, attempt: int | None) -> JobAttempt:
     """Return which attempt `compare` has chosen: the last one, where there are several."""
     if attempt is None and dump.has_several_attempts:
         attempt = dump.attempts[-1]
-    return SidePart(job, attempt)
+    return JobAttempt(job, attempt)

@@ -27,6 +27,8 @@ from rankdump._analysis.compare.report_summary import (
 )
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.scope_names import format_scope_name
+from rankdump._web.dump_source import EVERYTHING, JobAttempt
+from rankdump._web.page_kinds import LineExcerpt, slice_page
 
 PAGE_ROWS = 100
 _MAX_LINES = 40
@@ -36,13 +38,6 @@ _MAX_FILES = 4
 """Files of a joined tensor that are named."""
 _JUDGED = TensorVerdict.NORMAL, TensorVerdict.DIFFERENT
 _FAULTS = (TensorVerdict.NAN, TensorVerdict.SHAPE, TensorVerdict.DIFFERENT)
-
-
-class LineExcerpt(NamedTuple):
-    """The first of some sentences."""
-
-    shown: tuple[str, ...]
-    total: int
 
 
 class VerdictCount(NamedTuple):
@@ -91,13 +86,6 @@ class TensorPlace(NamedTuple):
     attempt: int | None
     layout: str
     """Which part of a logical tensor it is; empty where that is not known."""
-
-
-class SidePart(NamedTuple):
-    """What is compared of one of the trees."""
-
-    job: str = ""
-    attempt: int | None = None
 
 
 class SideFact(NamedTuple):
@@ -171,7 +159,7 @@ class ComparisonView:
     """A report, ready to be shown in parts."""
 
     def __init__(
-        self, report: ComparisonReport, parts: tuple[SidePart, SidePart] = (SidePart(), SidePart())
+        self, report: ComparisonReport, parts: Sequence[JobAttempt] = (EVERYTHING, EVERYTHING)
     ) -> None:
         """`parts` are those of a and b that the report is about."""
         self._report, self._parts = report, parts
@@ -209,15 +197,14 @@ class ComparisonView:
     def select(self, wanted: RowSelection) -> RowExcerpt:
         """Return one page of rows."""
         numbers, known = self._list_numbers(wanted.verdicts)
-        begin = bisect_left(numbers, wanted.row)
-        end = min(begin + PAGE_ROWS, len(numbers))
-        first = numbers[begin] if begin < len(numbers) else len(self._verdicts)
+        page = slice_page(numbers, wanted.row, PAGE_ROWS)
+        first = page.shown[0] if page.shown else len(self._verdicts)
         before, after = bisect_left(known, first), bisect_right(known, first)
         return RowExcerpt(
-            rows=tuple(self._make_row(at) for at in numbers[begin:end]),
+            rows=tuple(self._make_row(at) for at in page.shown),
             total=len(numbers),
-            previous_row=numbers[max(0, begin - PAGE_ROWS)] if begin else None,
-            next_row=numbers[end] if end < len(numbers) else None,
+            previous_row=page.previous,
+            next_row=page.next,
             previous_difference=known[before - 1] if before else None,
             next_difference=known[after] if after < len(known) else None,
             facts=self._list_facts(wanted.opened),
@@ -288,7 +275,7 @@ class ComparisonView:
         )
 
     def _find_place(
-        self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: SidePart
+        self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: JobAttempt
     ) -> TensorPlace | None:
         """Return where a tensor is: the first of its parts, where it is joined."""
         if tensor is None:

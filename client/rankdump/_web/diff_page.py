@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.call_names import parse_name_mapping
-from rankdump._analysis.compare.report import TensorVerdict
 from rankdump._analysis.compare.report_summary import VERDICTS_BY_SEVERITY
 from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 from rankdump._web.comparison_process import ComparisonRequest, ComparisonState
 from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import MAX_TEXT, PageParameters, ParameterError
+from rankdump._web.page_kinds import MAX_TEXT, PageKind, PageParameters, ParameterError
 from rankdump.errors import ConfigError
 
+_VERDICTS = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
+_DISAGREEING = [verdict.value for verdict in VERDICTS_BY_SEVERITY if not verdict.agrees]
 _NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
+_JOBS = ("job_a", "job_b")
 _MAX_ROW = 1 << 40
 _MAX_JOB = 512
 _MAX_TOLERANCES = 1024
@@ -117,23 +118,15 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
         if request.a is None or request.b is None:
             return DiffPage(request, trees, None, (), has_attempts)
         asked = _make_request(request, [source.root for source in sources])
-        chosen = frozenset(request.verdicts or _list_disagreeing())
+        chosen = frozenset(request.verdicts or _DISAGREEING)
         found = look(asked, RowSelection(chosen, request.row or 0, request.opened))
         return DiffPage(request, trees, found, _make_chips(found, chosen), has_attempts)
 
     return PageKind("/diff", "diff.html", "Diff", parse_diff, build_diff, fragment="diff_part.html")
 
 
-def make_mapping_file(parameters: PageParameters, trees: int) -> bytes:
-    """Return the mapping of the pairs in an address."""
-    request = _parse_diff(parameters, trees)
-    parameters.finish()
-    return format_mapping_file(request.pairs)
-
-
 def _make_request(request: DiffRequest, roots: Sequence[Path]) -> ComparisonRequest:
-    kept = {name: getattr(request, name) for name in _NUMBERS}
-    kept |= {name: getattr(request, name) for name in ("job_a", "job_b", "rtol", "atol")}
+    kept = {name: getattr(request, name) for name in (*_NUMBERS, *_JOBS, "rtol", "atol")}
     return ComparisonRequest(
         roots[request.a or 0],
         roots[request.b or 0],
@@ -152,8 +145,7 @@ def _parse_diff(parameters: PageParameters, trees: int) -> DiffRequest:
     request = DiffRequest(
         **chosen,
         **numbers,
-        job_a=parameters.read_text("job_a", longest=_MAX_JOB),
-        job_b=parameters.read_text("job_b", longest=_MAX_JOB),
+        **{name: parameters.read_text(name, longest=_MAX_JOB) for name in _JOBS},
         rtol=parameters.read_amount("rtol"),
         atol=parameters.read_amount("atol"),
         tolerance=_parse_tolerance(parameters.read_text("tolerance", longest=_MAX_TOLERANCES)),
@@ -183,12 +175,11 @@ def _parse_tolerance(text: str) -> str:
 
 
 def _parse_verdicts(text: str) -> tuple[str, ...]:
-    known = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
     words = text.split(",") if text else []
     for word in words:
-        if word not in known:
-            raise ParameterError("verdicts", text, f"words with commas, of {', '.join(known)}")
-    return tuple(word for word in known if word in words)
+        if word not in _VERDICTS:
+            raise ParameterError("verdicts", text, f"words with commas, of {', '.join(_VERDICTS)}")
+    return tuple(word for word in _VERDICTS if word in words)
 
 
 def _check_sides(request: DiffRequest) -> None:
@@ -204,20 +195,15 @@ def _check_sides(request: DiffRequest) -> None:
         raise ParameterError("b", str(request.b), allowed)
 
 
-def _list_disagreeing() -> list[str]:
-    return [verdict.value for verdict in TensorVerdict if not verdict.agrees]
-
-
 def _make_chips(found: ComparisonState, chosen: frozenset[str]) -> tuple[VerdictChip, ...]:
     if found.summary is None:
         return ()
-    known = [verdict.value for verdict in VERDICTS_BY_SEVERITY]
     return tuple(
         VerdictChip(
             each.verdict,
             each.pairs,
             each.verdict in chosen,
-            ",".join(word for word in known if word in chosen ^ {each.verdict}),
+            ",".join(word for word in _VERDICTS if word in chosen ^ {each.verdict}),
         )
         for each in found.summary.counts
     )

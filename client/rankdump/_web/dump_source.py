@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -139,7 +139,7 @@ class DumpSource:
 
     def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return the same as `keep`, but hold no more than one value of a name: a large one."""
-        held = self.select(EVERYTHING).keep(("latest", name), _make_holder)
+        held = self.select(EVERYTHING).keep(("latest", name), dict[Hashable, Any])
         key = self.part, key
         if key in held:
             return held[key]
@@ -181,6 +181,13 @@ class DumpSource:
             table.close()
 
 
+def find_tree_number(sources: Iterable[DumpSource], root: Path) -> int | None:
+    """Return the number of a tree among the sources; None for one that is not served."""
+    wanted = root.resolve()
+    numbers = (at for at, source in enumerate(sources) if source.root.resolve() == wanted)
+    return next(numbers, None)
+
+
 def find_page_views(root: Path) -> TableViews:
     """Return the views `tensors` and `iterations` of a tree."""
     views = find_views(
@@ -206,10 +213,6 @@ def _restrict_statement(
         f"{name} AS (SELECT * FROM main.{name} WHERE {condition})" for name in (TENSORS, ITERATIONS)
     )
     return f"WITH {views} {sql}", (*chosen.values(), *chosen.values(), *values)
-
-
-def _make_holder() -> dict[Hashable, Any]:
-    return {}
 
 
 def read_tree_stamp(root: Path) -> _TreeStamp:

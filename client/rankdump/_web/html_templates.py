@@ -33,7 +33,7 @@ def make_environment() -> Environment:
         "bytes": format_bytes,
         "shape": format_shape,
         "element": format_element,
-        "thousands": format_thousands,
+        "thousands": "{:,}".format,
         "counted": format_count,
     }
     made.filters.update(filters)
@@ -44,11 +44,6 @@ def make_environment() -> Environment:
     }
     made.globals.update(functions)
     return made
-
-
-def format_thousands(value: int) -> str:
-    """Return a whole number with commas."""
-    return f"{value:,}"
 
 
 def format_number(value: float | None) -> str:

@@ -11,10 +11,11 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 from jinja2 import Environment
@@ -28,17 +29,12 @@ from rankdump._core.caller_roles import explain_refusal
 from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.status import StatusView, view_as_json
 from rankdump._http.role_gate import CONTROL_METHOD, get_caller
-from rankdump._web.control_preview import (
-    OrderPreview,
-    describe_plans,
-    preview_order,
-    select_job,
-)
+from rankdump._web.control_preview import OrderPreview, describe_plans, preview_order, select_job
+from rankdump._web.dump_source import DumpSource, find_tree_number
 from rankdump._web.job_source import ControlOutcome, JobSource
-from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_stream import EventStream, LiveFeed, LiveState
 from rankdump._web.live_view import LiveContent, make_live_content
-from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.page_kinds import PageParameters, ParameterError, make_body, wants_json
 from rankdump.errors import ForbiddenError, RejectedError, UnavailableError
 
 LIVE_PATH, EVENTS_PATH = "/live", "/live/events"
@@ -93,12 +89,8 @@ class OutcomePage:
     outcome: ControlOutcome
 
 
-class PagePresenter(Protocol):
-    """Makes the answer of a page, as HTML or as JSON."""
-
-    def __call__(self, request: Request, template: str, title: str, page: Any) -> Response:
-        """Return the answer."""
-        ...
+PagePresenter = Callable[[Request, str, str, Any], Response]
+"""Makes the answer of a page, as HTML or as JSON, by the request, the template and the title."""
 
 
 class OrderDesk:
@@ -156,9 +148,9 @@ class LivePages:
         environment: Environment,
         present: PagePresenter,
         answer_safely: Callable[[Callable[[Request], Response], Request], Response],
-        find_tree: Callable[[str], int | None],
+        sources: Iterable[DumpSource],
     ) -> None:
-        self._find_tree = find_tree
+        self._sources = sources
         self._source, self._present, self._answer_safely = source, present, answer_safely
         self._part = environment.get_template("live_part.html")
         self.feed = LiveFeed(source.read_status, self._render_part)
@@ -195,7 +187,7 @@ class LivePages:
         return EventStream(self.feed)
 
     def _answer_live(self, state: LiveState, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
+        parameters = PageParameters(request.query_params)
         parameters.read_number("tree")
         parameters.finish()
         if wants_json(request):
@@ -207,12 +199,12 @@ class LivePages:
 
     def _make_page(self, state: LiveState) -> LivePage:
         content = make_live_content(state.view, state.problem)
-        numbers = {root: self._find_tree(root) for root in content.roots}
+        numbers = {root: find_tree_number(self._sources, Path(root)) for root in content.roots}
         trees = {root: number for root, number in numbers.items() if number is not None}
         return LivePage(content, state.time_text, self._source.list_actions(), trees)
 
     def _answer_control(self, state: LiveState, request: Request) -> Response:
-        parameters = PageParameters(request.query_params.multi_items())
+        parameters = PageParameters(request.query_params)
         job_id = parameters.read_text("job")
         parameters.finish()
         plans = describe_plans(select_job(_get_view(state), job_id))
@@ -224,7 +216,7 @@ class LivePages:
     def _answer_confirm(self, state: LiveState, request: Request) -> Response:
         if refusal := _explain_refusal(request):
             raise ForbiddenError(refusal)
-        order = read_order(PageParameters(request.query_params.multi_items()))
+        order = read_order(PageParameters(request.query_params))
         page = ConfirmPage(order, preview_order(_get_view(state), order))
         self._desk.offer(order, time.monotonic())
         return self._present(request, "confirm.html", "Confirm", page)

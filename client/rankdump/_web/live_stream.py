@@ -43,16 +43,13 @@ class LiveState:
     html: str = ""
 
 
-StateRenderer = Callable[[LiveState], str]
-
-
 class LiveFeed:
     """Reads states while somebody asks for them, at most one each interval."""
 
     def __init__(
         self,
         read_status: Callable[[], StatusView],
-        render: StateRenderer,
+        render: Callable[[LiveState], str],
         *,
         interval_s: float = READ_INTERVAL_S,
     ) -> None:
@@ -62,7 +59,8 @@ class LiveFeed:
         # Of its own: a daemon that does not answer must not hold the threads of pages, nor the end
         # of a stream.
         self._thread = ThreadPoolExecutor(1)
-        self._closed = asyncio.Event()
+        self.closed = asyncio.Event()
+        """Set when the server ends; it ends all streams of events."""
 
     async def get_fresh(self) -> LiveState:
         """Return the latest state, read now unless somebody watches or has just asked."""
@@ -83,19 +81,6 @@ class LiveFeed:
             loop = asyncio.get_running_loop()
             self._latest = await loop.run_in_executor(self._thread, self._read)
             return self._latest
-
-    def close(self) -> None:
-        """End all streams of events: the server ends."""
-        self._closed.set()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the server ends."""
-        return self._closed.is_set()
-
-    async def wait_closed(self) -> None:
-        """Wait until it is closed."""
-        await self._closed.wait()
 
     def _read(self) -> LiveState:
         last = replace(self._latest, number=self._latest.number + 1, problem="")
@@ -121,7 +106,7 @@ class EventStream:
         async with anyio.create_task_group() as group:
 
             async def end_when_closed() -> None:
-                await self._feed.wait_closed()
+                await self._feed.closed.wait()
                 group.cancel_scope.cancel()
 
             async def end_with_connection() -> None:
@@ -134,7 +119,7 @@ class EventStream:
             async for text in iter_events(self._feed):
                 body = text.encode(errors="replace")
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-        if self._feed.is_closed:
+        if self._feed.closed.is_set():
             with anyio.move_on_after(_END_S):  # it may not take anything
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 

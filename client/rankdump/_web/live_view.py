@@ -5,9 +5,8 @@ functions that `rankdump status` uses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from rankdump._analysis.reader.job_sentences import (
@@ -21,58 +20,35 @@ from rankdump._analysis.reader.rank_tallies import (
     RankTally,
     find_ended_jobs,
     format_status_sentences,
-    sum_iterations,
     tally_ranks,
 )
-from rankdump._analysis.tree_overview import find_budget_share
+from rankdump._analysis.tree_overview import OverviewLevel, OverviewVerdict, find_budget_share
 from rankdump._core.events import Finding
 from rankdump._core.status import AgentStatus, SessionState, StatusView
-from rankdump._core.timeouts import HintLevel, TimeoutHint
+from rankdump._core.timeouts import HintLevel
 from rankdump._core.units import format_count
-from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
+from rankdump._web.job_figures import (
+    RankBalance,
+    TimeoutBudget,
+    make_balance,
+    make_budgets,
+    sum_balances,
+)
 
 MAX_RANKS_LISTED = 128
 """Ranks of a job that are listed: the part is sent to every browser when it changes."""
 _MAX_LISTED = 50
 
 
-class StateLevel(Enum):
-    """How urgent the state of a job is."""
-
-    FAULT = "fault"
-    WARNING = "warning"
-    GOOD = "good"
-    UNKNOWN = "unknown"
-
-
-class LiveVerdict(NamedTuple):
-    """The line at the top."""
-
-    level: StateLevel
-    text: str
-
-
 class LiveRank(NamedTuple):
     """A rank, and what became of its tensors so far."""
 
-    rank: int
-    """-1 for the sum of all."""
-    attempt: int
-    state: str
+    balance: RankBalance
     is_bad: bool
     """Whether it crashed, was lost, or is in a call that cannot end."""
     host: str
     iteration: int | None
     """The latest one of which its daemon knows a tensor or a wait; None for none."""
-    iterations_complete: int
-    iterations_seen: int
-    expected: int
-    stored: int
-    linked: int
-    degraded: int
-    dropped: int
-    bytes_in: int
-    bytes_stored: int
 
 
 class LiveJobState(NamedTuple):
@@ -84,14 +60,14 @@ class LiveJobState(NamedTuple):
     """How many ranks are in which state."""
     ranks: tuple[LiveRank, ...]
     rank_count: int
-    total: LiveRank
+    total: RankBalance
 
 
 @dataclass(frozen=True, slots=True)
 class LiveContent:
     """Content of the part that is renewed."""
 
-    verdict: LiveVerdict
+    verdict: OverviewVerdict
     problem: str
     """Why the content is not the latest; empty when it is."""
     jobs: tuple[LiveJobState, ...]
@@ -117,41 +93,49 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
     jobs = [_make_job(job_id, ranks, ended) for job_id, ranks in by_job.items()]
     jobs.sort(key=lambda job: not job.is_running)
     urgent = sorted(known.agents, key=lambda each: (each.connected, -each.lost_events, each.host))
+    hints = sorted(
+        known.hints, key=lambda each: (-find_budget_share(each), each.job_id, each.group)
+    )
+    causes = format_causes(known.hints, known.order_findings)
+    sentences = (*format_status_sentences(known), *causes)
+    merges = (format_merge_status(each, named=len(known.merges) > 1) for each in known.merges)
     return LiveContent(
         verdict=make_live_verdict(known, jobs, problem),
         problem=problem,
         jobs=tuple(jobs),
         # Of no ranks the verdict has said all.
-        sentences=_make_sentences(known)[:_MAX_LISTED] if jobs else (),
+        sentences=tuple(sentences[:_MAX_LISTED]) if jobs else (),
         findings=known.order_findings[-_MAX_LISTED:],
         finding_count=len(known.order_findings),
         freezes=tuple(format_freezes(known)[-_MAX_LISTED:]),
-        budgets=make_budgets(_sort_hints(known.hints)[:_MAX_LISTED]),
+        budgets=make_budgets(hints[:_MAX_LISTED]),
         agents=tuple(urgent[:_MAX_LISTED]),
         agent_count=len(urgent),
-        resources=_make_resources(known) if view is not None else (),
+        resources=(*format_resource_usage(known), *merges) if view is not None else (),
         roots=known.roots,
     )
 
 
-def make_live_verdict(view: StatusView, jobs: Sequence[LiveJobState], problem: str) -> LiveVerdict:
+def make_live_verdict(
+    view: StatusView, jobs: Sequence[LiveJobState], problem: str
+) -> OverviewVerdict:
     """Return what is most urgent: no answer, ranks that failed, tensors or time that run short."""
     if problem:
-        return LiveVerdict(StateLevel.FAULT, f"{problem}; it is asked again every second")
+        return OverviewVerdict(OverviewLevel.FAULT, f"{problem}; it is asked again every second")
     if not jobs:
-        return LiveVerdict(StateLevel.UNKNOWN, "no rank has opened a session")
+        return OverviewVerdict(OverviewLevel.UNKNOWN, "no rank has opened a session")
     running = [job for job in jobs if job.is_running]
     text = "; ".join(map(_describe_job, running or jobs[-1:]))
     if len(running) > 1:
         text = f"{format_count(len(running), 'job')} run"
     if any(rank.is_bad for job in running or jobs for rank in job.ranks):
-        return LiveVerdict(StateLevel.FAULT, text)
+        return OverviewVerdict(OverviewLevel.FAULT, text)
     is_short = any(job.total.dropped for job in running or jobs)
     is_late = any(hint.level is not HintLevel.OK for hint in view.hints)
     waits = any(wait.waited_us >= MIN_SHOWN_WAIT_US for wait in view.waits) and bool(running)
     if is_short or is_late or waits or view.order_findings:
-        return LiveVerdict(StateLevel.WARNING, text)
-    return LiveVerdict(StateLevel.GOOD, text)
+        return OverviewVerdict(OverviewLevel.WARNING, text)
+    return OverviewVerdict(OverviewLevel.GOOD, text)
 
 
 def _describe_job(job: LiveJobState) -> str:
@@ -171,56 +155,21 @@ def _make_job(job_id: str, tallies: list[RankTally], ended: set[str]) -> LiveJob
         states = Counter(tally.state or "unknown" for tally in tallies)
     summary = ", ".join(f"{format_count(count, 'rank')} {state}" for state, count in states.items())
     ranks = tuple(map(_make_rank, tallies))
-    total = _make_total(ranks, tallies)
+    total = sum_balances(tallies)
     # Ranks that failed are always among those that are listed.
     shown = sorted(ranks, key=lambda rank: not rank.is_bad)[:MAX_RANKS_LISTED]
-    shown.sort(key=lambda rank: (rank.rank, rank.attempt))
+    shown.sort(key=lambda rank: rank.balance[:2])
     return LiveJobState(job_id, job_id not in ended, summary, tuple(shown), len(ranks), total)
 
 
 def _make_rank(tally: RankTally) -> LiveRank:
-    sums = sum_iterations(tally.iterations)
     numbers = [each.iteration for each in tally.iterations]
     numbers += [tally.wait.iteration] if tally.wait else []
     is_stuck = tally.wait is not None and tally.wait.stuck and tally.state == "open"
     is_lost = tally.state in ("crashed", SessionState.LOST.value)
     return LiveRank(
-        *(tally.rank, tally.attempt, tally.described_state),
+        make_balance(tally),
         is_bad=(is_lost or is_stuck) and not tally.is_followed,
         host=tally.sessions[-1].host if tally.sessions else "",
         iteration=max(numbers, default=None),
-        iterations_complete=tally.iterations_complete,
-        iterations_seen=tally.iterations_seen,
-        expected=sums.expected,
-        stored=sums.stored,
-        linked=sums.linked,
-        degraded=sums.degraded,
-        dropped=sums.dropped,
-        bytes_in=sums.bytes_in,
-        bytes_stored=sums.bytes_stored,
     )
-
-
-def _make_total(ranks: Sequence[LiveRank], tallies: Iterable[RankTally]) -> LiveRank:
-    sums = sum_iterations(each for tally in tallies for each in tally.iterations)
-    return LiveRank(
-        *(-1, 0, "", False, "", None),
-        sum(each.iterations_complete for each in ranks),
-        sum(each.iterations_seen for each in ranks),
-        *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
-        *(sums.bytes_in, sums.bytes_stored),
-    )
-
-
-def _make_sentences(view: StatusView) -> tuple[str, ...]:
-    return (*format_status_sentences(view), *format_causes(view.hints, view.order_findings))
-
-
-def _make_resources(view: StatusView) -> tuple[str, ...]:
-    named = len(view.merges) > 1
-    merges = (format_merge_status(merge, named=named) for merge in view.merges)
-    return (*format_resource_usage(view), *merges)
-
-
-def _sort_hints(hints: Iterable[TimeoutHint]) -> list[TimeoutHint]:
-    return sorted(hints, key=lambda hint: (-find_budget_share(hint), hint.job_id, hint.group))

@@ -16,8 +16,8 @@ from rankdump._analysis.module_tree import (
 )
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
+from rankdump._web.tensor_rows import match_rows
 
 _MAX_CHILDREN = 300
 _OPEN_ROWS = 60
@@ -108,18 +108,14 @@ def _make_row(node: ModuleNode, room: int) -> ModuleRow:
 
 
 def _read_modules(source: DumpSource, iteration: int | None, rank: int | None) -> ModuleNode:
-    conditions, values = list[str](), list[object]()
-    for name, value in (("iteration", iteration), ("rank", rank)):
-        if value is not None:
-            conditions.append(f"{name} = ?")
-            values.append(value)
+    conditions, values = match_rows(rank=rank, iteration=iteration)
     rows = source.get_rows(
         "SELECT CAST(name AS VARCHAR) AS name, CAST(op_type AS VARCHAR) AS op_type, "
         "CAST(side AS VARCHAR) AS side, slot, CAST(any_value(dtype) AS VARCHAR) AS dtype, "
         "any_value(shape) AS shape, list(DISTINCT CAST(layout AS VARCHAR)) AS layouts, "
         "max(l2norm) AS norm, max(max) AS maximum, min(min) AS minimum, "
         f"count(*) FILTER (WHERE {NONFINITE}) AS nonfinite, count(*) AS times "
-        f"FROM tensors WHERE {' AND '.join(conditions) or 'true'} "
+        f"FROM tensors WHERE {' AND '.join(conditions)} "
         "GROUP BY name, op_type, side, slot ORDER BY min(position), name, side, slot",
         values,
     )

@@ -12,13 +12,11 @@ from typing import NamedTuple
 from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.events import EventKind, Finding
-from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import OrderEntry
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.order_trace import TraceLink, list_trace_links, open_order
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.order_trace import TraceLink, iter_entries, list_trace_links, open_order
+from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 from rankdump.errors import CorruptedError
 
 _AROUND = 40
@@ -108,7 +106,9 @@ def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
     order = open_order(source)
     iterations = source.keep("order iterations", lambda: _list_iterations(source, order))
     iteration = _choose_iteration(source, order, iterations, request)
-    entries = source.keep_latest("order", iteration, lambda: _read_entries(source, iteration))
+    entries = source.keep_latest(
+        "order", iteration, lambda: list(islice(iter_entries(source, iteration), _MAX_ENTRIES))
+    )
     if not entries:
         raise AbsentPageError(f"the order has no iteration {iteration}")
     kept = [each for each in entries if each.kind.is_collective or not request.collectives]
@@ -165,12 +165,6 @@ def _choose_iteration(
     return iterations[0] if iterations else 0
 
 
-def _read_entries(source: DumpSource, iteration: int) -> list[OrderEntry]:
-    chosen = IterationSelection(str(iteration), ((iteration, iteration),))
-    entries = open_order(source).entries(iterations=chosen, attempt=source.part.attempt)
-    return list(islice(entries, _MAX_ENTRIES))
-
-
 def _find_middle(
     entries: Sequence[OrderEntry], order: PublishedOrder, request: OrderRequest
 ) -> int:
@@ -201,10 +195,7 @@ def _make_rows(entries: Sequence[OrderEntry], chosen: int) -> tuple[OrderRow, ..
 
 
 def _draw_bars(
-    entries: Sequence[OrderEntry],
-    rows: Sequence[OrderRow],
-    lanes: Sequence[int],
-    span_ms: float,
+    entries: Sequence[OrderEntry], rows: Sequence[OrderRow], lanes: Sequence[int], span_ms: float
 ) -> tuple[TimelineBar, ...]:
     scale = (WIDTH - LEFT) / span_ms if span_ms > 0 else 0.0
     lane_of = {rank: at for at, rank in enumerate(lanes)}

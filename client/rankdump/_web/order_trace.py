@@ -4,7 +4,7 @@ else lines of that file or entries of the order, up to some megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from rankdump._analysis.reader.order_traces import (
     list_traces,
 )
 from rankdump._core.plan import IterationSelection
+from rankdump._core.status import OrderEntry
 from rankdump._core.units import format_bytes
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageParameters
 from rankdump.errors import CorruptedError, ExhaustedError
 
 MAX_PART_BYTES = 32 << 20
@@ -64,8 +64,8 @@ def parse_trace(parameters: PageParameters) -> TraceRequest:
         parameters.read_number("first"),
         parameters.read_number("last"),
     )
-    iteration = parameters.read_number("iteration", 0) or 0
-    return TraceRequest(iteration, parameters.read_number("trace", 0) or 0, part)
+    iteration = parameters.read_number("iteration") or 0
+    return TraceRequest(iteration, parameters.read_number("trace") or 0, part)
 
 
 def open_order(source: DumpSource) -> PublishedOrder:
@@ -74,6 +74,12 @@ def open_order(source: DumpSource) -> PublishedOrder:
         return source.keep("order", lambda: read_order(source.root, job_id=source.part.job))
     except CorruptedError as error:
         raise AbsentPageError(str(error)) from None
+
+
+def iter_entries(source: DumpSource, iteration: int) -> Iterator[OrderEntry]:
+    """Return the entries of the chosen attempt in an iteration; raises what `open_order` does."""
+    chosen = IterationSelection(str(iteration), ((iteration, iteration),))
+    return open_order(source).entries(iterations=chosen, attempt=source.part.attempt)
 
 
 def list_trace_links(source: DumpSource, iteration: int) -> tuple[TraceLink, ...]:
@@ -116,10 +122,7 @@ def make_trace(source: DumpSource, request: TraceRequest) -> TraceFile:
 
 def _make_entry_trace(source: DumpSource, request: TraceRequest) -> bytes:
     iteration = request.iteration
-    entries = open_order(source).entries(
-        iterations=IterationSelection(str(iteration), ((iteration, iteration),)),
-        attempt=source.part.attempt,
-    )
+    entries = iter_entries(source, iteration)
     first = next(entries, None)
     if first is None:
         raise AbsentPageError(f"the order has no iteration {iteration}")

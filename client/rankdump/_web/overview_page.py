@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._analysis.reader.rank_tallies import sum_iterations
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._analysis.table_index import compare_with_tree
 from rankdump._analysis.tree_overview import (
@@ -20,9 +19,14 @@ from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource, JobAttempt
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters
-from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
+from rankdump._web.job_figures import (
+    RankBalance,
+    TimeoutBudget,
+    make_balance,
+    make_budgets,
+    sum_balances,
+)
+from rankdump._web.page_kinds import LineExcerpt, PageKind
 
 _MAX_LISTED = 50
 """Sentences, findings and ranks of one part."""
@@ -32,35 +36,11 @@ _BAD_COLUMNS = (
 )
 
 
-class ListedSentences(NamedTuple):
-    """The first sentences of a part, and how many there are."""
-
-    shown: tuple[str, ...]
-    total: int
-
-
 class BadTensorRow(NamedTuple):
     """A tensor that is not finite, with the short name of its operator."""
 
     tensor: BadTensor
     short_name: str
-
-
-class RankBalance(NamedTuple):
-    """What became of the tensors of a rank."""
-
-    rank: int
-    attempt: int
-    state: str
-    iterations_complete: int
-    iterations_seen: int
-    expected: int
-    stored: int
-    linked: int
-    degraded: int
-    dropped: int
-    bytes_in: int
-    bytes_stored: int
 
 
 class FaultSummary(NamedTuple):
@@ -86,16 +66,16 @@ class OverviewPage:
     iterations: str
     iteration_count: int
     tensor_count: int
-    problems: ListedSentences
+    problems: LineExcerpt
     fault: FaultSummary | None
     freezes: tuple[str, ...]
     bad: tuple[BadTensorRow, ...]
     bad_count: int
     findings: tuple[Finding, ...]
     finding_count: int
-    missing: ListedSentences
-    card_differences: ListedSentences
-    card_remarks: ListedSentences
+    missing: LineExcerpt
+    card_differences: LineExcerpt
+    card_remarks: LineExcerpt
     budgets: tuple[TimeoutBudget, ...]
     balances: tuple[RankBalance, ...]
     balance_count: int
@@ -104,16 +84,7 @@ class OverviewPage:
     """How the table is behind the tree; empty where it is not."""
 
 
-class OverviewRequest(NamedTuple):
-    """The page has no parameters."""
-
-
-def parse_overview(parameters: PageParameters) -> OverviewRequest:
-    """Return the request."""
-    return OverviewRequest()
-
-
-def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage:
+def build_overview(source: DumpSource, _: None) -> OverviewPage:
     """Return what the readers know about the tree."""
     overview = source.keep("overview", lambda: read_overview(source.root, *source.part))
     counts = source.get_rows(
@@ -121,8 +92,7 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
         f"count(*) FILTER (WHERE {NONFINITE}) AS bad FROM tensors"
     )[0]
     bad = _find_bad(source) if counts["bad"] else ()
-    balances = _make_balances(overview)
-    totals = overview.totals
+    tallies = overview.tallies
     return OverviewPage(
         verdict=make_verdict(overview, bad, counts["measured"]),
         jobs=overview.jobs,
@@ -143,14 +113,9 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
         card_differences=_list(overview.card_differences),
         card_remarks=_list(overview.card_remarks),
         budgets=make_budgets(overview.hints[:_MAX_LISTED]),
-        balances=balances[:_MAX_LISTED],
-        balance_count=len(balances),
-        total=RankBalance(
-            *(-1, 0, "", sum(each.iterations_complete for each in balances)),
-            sum(each.iterations_seen for each in balances),
-            *(totals.expected, totals.stored, totals.linked, totals.degraded, totals.dropped),
-            *(totals.bytes_in, totals.bytes_stored),
-        ),
+        balances=tuple(map(make_balance, tallies[:_MAX_LISTED])),
+        balance_count=len(tallies),
+        total=sum_balances(tallies),
         table_note=source.keep("lag", lambda: str(compare_with_tree(source.root)))
         if source.has_table
         else "the tree has no table: pages are slow in large trees until rankdump index writes one",
@@ -166,8 +131,8 @@ def _find_bad(source: DumpSource) -> tuple[BadTensor, ...]:
     return tuple(BadTensor(**row) for row in rows)
 
 
-def _list(sentences: tuple[str, ...]) -> ListedSentences:
-    return ListedSentences(sentences[:_MAX_LISTED], len(sentences))
+def _list(sentences: tuple[str, ...]) -> LineExcerpt:
+    return LineExcerpt(sentences[:_MAX_LISTED], len(sentences))
 
 
 def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
@@ -190,21 +155,6 @@ def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
     )
 
 
-def _make_balances(overview: TreeOverview) -> tuple[RankBalance, ...]:
-    found: list[RankBalance] = []
-    for tally in overview.tallies:
-        sums = sum_iterations(tally.iterations)
-        found.append(
-            RankBalance(
-                *(tally.rank, tally.attempt, tally.described_state),
-                *(tally.iterations_complete, tally.iterations_seen),
-                *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
-                *(sums.bytes_in, sums.bytes_stored),
-            )
-        )
-    return tuple(found)
-
-
 OVERVIEW = PageKind(
-    "/", "overview.html", "Overview", parse_overview, build_overview, has_attempts=True
+    "/", "overview.html", "Overview", lambda _: None, build_overview, has_attempts=True
 )

@@ -1,20 +1,141 @@
-"""What a page is: how its parameters are read, what it shows, and the template that shows it."""
+"""What a page is: how its parameters are read, what it shows, the template that shows it, and the
+values of its twin in JSON.
+
+Nothing in an address is guessed: a name that the page does not have, a name that is there twice,
+and a value that is not allowed are errors of one line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
 
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_parameters import PageParameters
 from rankdump.errors import PermanentError
 
 _Request = TypeVar("_Request")
+MAX_TEXT = 4096
+"""Longest text in characters; names of operators may be long."""
+MAX_NUMBER = (1 << 63) - 1
+_MAX_SHOWN = 60
+_MAX_DIGITS = 30
+
+
+class LineExcerpt(NamedTuple):
+    """The first of some sentences."""
+
+    shown: tuple[str, ...]
+    total: int
+
+
+class PageSlice(NamedTuple):
+    """The part of sorted numbers that one page shows."""
+
+    shown: Sequence[int]
+    previous: int | None
+    """First number of the page before; None without one."""
+    next: int | None
+
+
+def slice_page(numbers: Sequence[int], first: int, most: int) -> PageSlice:
+    """Return the numbers from `first` on, at most so many, and where other pages begin."""
+    begin = bisect_left(numbers, first)
+    end = begin + most
+    return PageSlice(
+        numbers[begin:end],
+        numbers[max(0, begin - most)] if begin else None,
+        numbers[end] if end < len(numbers) else None,
+    )
 
 
 class AbsentPageError(PermanentError):
     """What an address names is not in the tree."""
+
+
+class ParameterError(PermanentError):
+    """A parameter of a page: its name, its value, and what is allowed."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
+        super().__init__(f"parameter {name}: {shown!r} is not allowed; allowed: {allowed}")
+
+
+class PageParameters:
+    """Reads the parameters of one request; `finish` rejects those that nobody has read."""
+
+    def __init__(self, query: QueryParams) -> None:
+        self._values: dict[str, str] = {}
+        self._known: list[str] = []
+        for name, value in query.multi_items():
+            if name in self._values:
+                raise ParameterError(name[:_MAX_SHOWN], value, "one value")
+            self._values[name] = value
+
+    def read_number(self, name: str, *, high: int = MAX_NUMBER) -> int | None:
+        """Return a whole number of 0 or more; None where it is absent or empty."""
+        text = self._take(name)
+        if not text:
+            return None
+        is_number = text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20
+        if not is_number or not 0 <= int(text) <= high:
+            span = "of at least 0" if high == MAX_NUMBER else f"from 0 to {high}"
+            raise ParameterError(name, text, f"a whole number {span}")
+        return int(text)
+
+    def read_amount(self, name: str) -> float | None:
+        """Return a finite number of 0 or more; None where it is absent or empty."""
+        text = self._take(name)
+        if not text:
+            return None
+        try:
+            number = float(text) if text.isascii() and len(text) <= _MAX_DIGITS else -1.0
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < math.inf:
+            raise ParameterError(name, text, "a number of 0 or more, such as 1e-4")
+        return number
+
+    def read_choice(self, name: str, allowed: Sequence[str], default: str) -> str:
+        """Return one of some words; the default where it is absent or empty."""
+        text = self._take(name)
+        if not text:
+            return default
+        if text not in allowed:
+            raise ParameterError(name, text, ", ".join(filter(None, allowed)))
+        return text
+
+    def read_text(self, name: str, *, longest: int = MAX_TEXT) -> str:
+        """Return a text; empty where it is absent."""
+        text = self._take(name)
+        if len(text) > longest:
+            raise ParameterError(name, text, f"at most {longest:,} characters")
+        if "\0" in text:
+            raise ParameterError(name, text, "characters other than NUL")
+        return text
+
+    def read_flag(self, name: str) -> bool:
+        """Return whether a flag is set."""
+        return self.read_choice(name, ("1", "0"), "0") == "1"
+
+    def finish(self) -> None:
+        """Raise ParameterError for a parameter that the page does not have."""
+        for name, value in self._values.items():
+            if name not in self._known:
+                known = ", ".join(sorted(self._known)) or "none"
+                raise ParameterError(name[:_MAX_SHOWN], value, f"no such parameter; known: {known}")
+
+    def _take(self, name: str) -> str:
+        self._known.append(name)
+        return self._values.get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +158,33 @@ class PageKind(Generic[_Request]):
     def json_path(self) -> str:
         """Path of the JSON twin."""
         return f"{self.path}.json" if self.path != "/" else "/overview.json"
+
+
+def make_body(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinities become texts."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return make_body(cast("Any", value).tolist())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: make_body(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple) and hasattr(cast("object", value), "_asdict"):
+        return {name: make_body(each) for name, each in cast("Any", value)._asdict().items()}
+    if isinstance(value, Mapping):
+        named = cast("Mapping[object, Any]", value)
+        return {str(name): make_body(each) for name, each in named.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [make_body(each) for each in cast("Sequence[Any]", value)]
+    return str(value)
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether JSON is asked for, by the path or by the header `Accept`."""
+    accepted = request.headers.get("accept", "")
+    return request.scope["path"].endswith(".json") or accepted.startswith("application/json")

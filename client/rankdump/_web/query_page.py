@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.json_body import make_body
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters, make_body
 from rankdump._web.query_process import QueryAnswer
 from rankdump.errors import ExhaustedError, QueryError
 
@@ -129,8 +127,7 @@ def _make_page(request: QueryRequest, found: QueryAnswer, error: str = "") -> Qu
         and is_number[0]
     )
     return QueryPage(
-        *(request, RECIPES, found.columns, tuple(rows), found.row_count, is_number, has_plot),
-        error,
+        *(request, RECIPES, found.columns, tuple(rows), found.row_count, is_number, has_plot), error
     )
 
 

@@ -18,6 +18,7 @@ MEMORY_BYTES = 512 << 20
 MAX_ROWS = 1000
 """Rows that are sent back."""
 _GRACE_S = 2.0
+_NO_MEMORY = "the query needs more memory than a page may use"
 
 
 class QueryAnswer(NamedTuple):
@@ -27,11 +28,6 @@ class QueryAnswer(NamedTuple):
     rows: tuple[tuple[Any, ...], ...]
     row_count: int
     """Of all rows; more than are sent where they are many."""
-
-
-class _QueryFailure(NamedTuple):
-    kind: str
-    text: str
 
 
 class QueryProcess:
@@ -59,11 +55,11 @@ class QueryProcess:
             answer = pipe.recv()
         except (EOFError, OSError):
             self._stop()
-            raise ExhaustedError("the query needs more memory than a page may use") from None
+            raise ExhaustedError(_NO_MEMORY) from None
         finally:
             self._lock.release()
-        if isinstance(answer, _QueryFailure):
-            raise (ExhaustedError if answer.kind == "exhausted" else QueryError)(answer.text)
+        if isinstance(answer, RankdumpError):
+            raise answer
         return answer
 
     def close(self) -> None:
@@ -102,7 +98,7 @@ def serve_queries(pipe: Connection, timeout_s: float, memory_bytes: int) -> None
 
 def _answer(
     root: Path, sql: str, timeout_s: float, memory_bytes: int
-) -> QueryAnswer | _QueryFailure:
+) -> QueryAnswer | RankdumpError:
     from rankdump._analysis.reader.dump import open_dump
     from rankdump._analysis.table.table_query import QueryLimits
 
@@ -111,6 +107,6 @@ def _answer(
         rows = tuple(tuple(row.values()) for row in found.slice(0, MAX_ROWS).to_pylist())
         return QueryAnswer(tuple(found.column_names), rows, len(found))
     except (MemoryError, ExhaustedError):
-        return _QueryFailure("exhausted", "the query needs more memory than a page may use")
+        return ExhaustedError(_NO_MEMORY)
     except RankdumpError as error:
-        return _QueryFailure("rejected", str(error))
+        return QueryError(str(error))

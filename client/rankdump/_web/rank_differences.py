@@ -14,8 +14,9 @@ from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump._web.dump_source import DumpSource, JobAttempt
-from rankdump._web.page_parameters import MAX_NUMBER
+from rankdump._web.page_kinds import MAX_NUMBER
 from rankdump._web.rank_values import RankValues, arrange_values
+from rankdump._web.tensor_rows import match_rows
 
 _MAX_ROWS = 1 << 17
 """Rows that are compared at a time, if a rank has no more in an iteration."""
@@ -118,13 +119,9 @@ def _sum_places(
 
 
 def _make_condition(request: DifferenceRequest) -> tuple[str, list[object]]:
-    conditions, values = ["iteration IS NOT NULL"], list[object]()
-    if request.only_copies:
-        conditions.append(COPIES_CONDITION)
-    if request.search:
-        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
-        values.append(request.search)
-    return " AND ".join(conditions), values
+    conditions, values = match_rows(search=request.search)
+    copies = [COPIES_CONDITION] if request.only_copies else []
+    return " AND ".join(["iteration IS NOT NULL", *copies, *conditions]), values
 
 
 def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[_RowSpan]:

@@ -14,11 +14,11 @@ from rankdump._analysis.plot.chart_data import choose_scale
 from rankdump._analysis.plot.tensor_slice import MAX_CELLS, join_cells
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._web.dump_source import DumpSource, read_tree_stamp
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import PageKind, PageParameters, slice_page
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_differences import DifferenceRequest, count_differences
 from rankdump._web.rank_values import RankValues, arrange_values, read_times
+from rankdump._web.tensor_rows import match_rows
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""
@@ -94,13 +94,12 @@ class RankMapPage:
     """Rank that the others are compared with."""
 
 
-def parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
-    """Return the request."""
+def _parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
     return RankMapRequest(
         statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
         search=parameters.read_text("search", longest=1024),
-        first_rank=parameters.read_number("first_rank", 0) or 0,
-        first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        first_rank=parameters.read_number("first_rank") or 0,
+        first_iteration=parameters.read_number("first_iteration") or 0,
         base=parameters.read_number("base", high=_MAX_RANK),
         against=parameters.read_number("against", high=max(0, trees - 1)),
         tensors=parameters.read_choice("tensors", _TENSOR_SETS, ""),
@@ -111,7 +110,7 @@ def make_rank_map_page(sources: Sequence[DumpSource]) -> PageKind[RankMapRequest
     """Return the page; tensors are compared with those of the other sources as well."""
     return PageKind(
         *("/ranks", "ranks.html", "Ranks"),
-        lambda parameters: parse_rank_map(parameters, len(sources)),
+        lambda parameters: _parse_rank_map(parameters, len(sources)),
         lambda source, request: build_rank_map(source, request, sources),
         has_attempts=True,
     )
@@ -124,11 +123,8 @@ def build_rank_map(
     base = _find_base(source, request)
     found = read_values(source, request, sources)
     finite = found.values[np.isfinite(found.values)]
-    ranks = [rank for rank in found.ranks if rank >= request.first_rank]
-    shown = ranks[:_MAX_TABLE_RANKS]
-    later = [at for at in found.iterations if at >= request.first_iteration]
-    earlier = [at for at in found.iterations if at < request.first_iteration]
-    columns = later[:_MAX_TABLE_ITERATIONS]
+    ranks = slice_page(found.ranks, request.first_rank, _MAX_TABLE_RANKS)
+    page = slice_page(found.iterations, request.first_iteration, _MAX_TABLE_ITERATIONS)
     return RankMapPage(
         request=request,
         statistics=STATISTICS,
@@ -139,11 +135,11 @@ def build_rank_map(
         is_log=choose_scale(found.values).name != "linear",
         ranks=found.ranks if len(found.ranks) <= _MAX_PLACES else (),
         all_iterations=found.iterations if len(found.iterations) <= _MAX_PLACES else (),
-        columns=tuple(columns),
-        lines=tuple(RankLine(rank, _list_values(found, rank, columns)) for rank in shown),
-        next_rank=ranks[_MAX_TABLE_RANKS] if len(ranks) > _MAX_TABLE_RANKS else None,
-        next_iteration=later[_MAX_TABLE_ITERATIONS] if len(later) > len(columns) else None,
-        previous_iteration=earlier[-_MAX_TABLE_ITERATIONS:][0] if earlier else None,
+        columns=tuple(page.shown),
+        lines=tuple(RankLine(rank, _list_values(found, rank, page.shown)) for rank in ranks.shown),
+        next_rank=ranks.next,
+        next_iteration=page.next,
+        previous_iteration=page.previous,
         title=_make_title(request, base, sources),
         note=found.note,
         trees=tuple(str(each.root) for each in sources),
@@ -171,7 +167,7 @@ def _make_title(request: RankMapRequest, base: int | None, sources: Sequence[Dum
     return f"{what} that differ from those of {other}"
 
 
-def _list_values(found: RankValues, rank: int, columns: list[int]) -> tuple[float | None, ...]:
+def _list_values(found: RankValues, rank: int, columns: Sequence[int]) -> tuple[float | None, ...]:
     row = found.ranks.index(rank)
     places = [found.iterations.index(at) for at in columns]
     return tuple(float(found.values[row, at]) if found.is_there[row, at] else None for at in places)
@@ -210,21 +206,18 @@ def read_values(
 
 
 def _read_statistic(source: DumpSource, statistic: str, search: str) -> RankValues:
-    values: list[object] = []
     if statistic in _OF_ITERATIONS:
+        view, conditions, values = "iterations", ["true"], list[object]()
         measure = f"sum({_OF_ITERATIONS[statistic]})"
-        view, condition = "iterations", "true"
     else:
-        view, condition = "tensors", "iteration IS NOT NULL"
+        view, (conditions, values) = "tensors", match_rows(search=search)
+        conditions.append("iteration IS NOT NULL")
         measure = f"arg_max({statistic}, abs({statistic}))"
         if statistic == NONFINITE_COUNT:
             measure = f"count(*) FILTER (WHERE {NONFINITE})"
-        if search:
-            condition += " AND contains(lower(CAST(name AS VARCHAR)), lower(?))"
-            values.append(search)
     rows = source.read_table(
         f"SELECT rank, iteration, CAST({measure} AS DOUBLE) AS value FROM {view} "
-        f"WHERE {condition} GROUP BY rank, iteration HAVING value IS NOT NULL",
+        f"WHERE {' AND '.join(conditions)} GROUP BY rank, iteration HAVING value IS NOT NULL",
         values,
     )
     return arrange_values(

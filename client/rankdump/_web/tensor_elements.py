@@ -17,8 +17,7 @@ from rankdump._analysis.reader.tree import Entry
 from rankdump._analysis.reader.tree_walk import locate
 from rankdump._core.units import format_bytes
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError
-from rankdump._web.page_parameters import ParameterError
+from rankdump._web.page_kinds import AbsentPageError, ParameterError
 from rankdump._web.png_image import color_cells, encode_png
 from rankdump._web.tensor_rows import TensorRow
 from rankdump.errors import ExhaustedError

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters, ParameterError
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 
 PAGE_ROWS = 100
 _CONSTANT = (1 << 63) - 1
@@ -90,26 +89,16 @@ def build_tensor_list(source: DumpSource, request: TensorListRequest) -> TensorL
         # The first comparison lets whole groups of rows be left out.
         matching += f" AND coalesce(iteration, {_CONSTANT}) >= ? AND {_KEY} > (?, ?, ?, ?)"
         values = [*values, after.iteration, *after]
-    found = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {matching} "
-        f"ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}",
-        values,
-    )
-    rows = tuple(map(make_row, found[:PAGE_ROWS]))
-    is_last = len(found) <= PAGE_ROWS
+    rest = f"{matching} ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}"
+    found = read_rows(source, rest, values)
+    rows, is_last = found[:PAGE_ROWS], len(found) <= PAGE_ROWS
     return TensorListPage(request, rows, total, "" if is_last else _place_of(rows[-1]))
 
 
 def _make_conditions(request: TensorListRequest) -> tuple[list[str], Sequence[object]]:
-    conditions, values = ["true"], list[object]()
-    if request.search:
-        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
-        values.append(request.search)
-    for name in ("rank", "iteration"):
-        value = getattr(request, name)
-        if value is not None:
-            conditions.append(f"{name} = ?")
-            values.append(value)
+    conditions, values = match_rows(
+        search=request.search, rank=request.rank, iteration=request.iteration
+    )
     if request.side:
         conditions.append("CAST(side AS VARCHAR) = ?")
         values.append(request.side)

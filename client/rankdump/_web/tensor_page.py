@@ -8,7 +8,7 @@ that the tree recorded is in the file at that place: then it is the script.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +23,16 @@ from rankdump._analysis.reader.source_lines import (
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.page_kinds import AbsentPageError, PageKind
-from rankdump._web.page_parameters import MAX_NUMBER, PageParameters, ParameterError
+from rankdump._web.page_kinds import (
+    MAX_NUMBER,
+    AbsentPageError,
+    PageKind,
+    PageParameters,
+    ParameterError,
+    slice_page,
+)
 from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
-from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 from rankdump.errors import RankdumpError
 
 STATISTICS = tuple(STATISTIC_COLUMNS.values())
@@ -36,6 +42,7 @@ _NEIGHBOURS = 4
 _MAX_RELATED = 20
 _MAX_DIMENSIONS = 32
 _PLACE = re.compile(r"[0-9]{1,15}(?:,[0-9]{1,15})*")
+_SAME_RUN = "iteration = ? AND rank = ? AND attempt = ?"
 _IDENTITY = "CAST(name AS VARCHAR) = ? AND CAST(side AS VARCHAR) = ? AND slot = ?"
 
 
@@ -101,11 +108,11 @@ def parse_tensor(parameters: PageParameters) -> TensorRequest:
     return TensorRequest(
         name=name,
         side=parameters.read_choice("side", ("input", "output"), "output"),
-        slot=parameters.read_number("slot", 0, high=1 << 30) or 0,
+        slot=parameters.read_number("slot", high=1 << 30) or 0,
         rank=parameters.read_number("rank", high=1 << 30),
         iteration=parameters.read_number("iteration"),
         statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
-        first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        first_iteration=parameters.read_number("first_iteration") or 0,
         choice=_parse_slice(parameters),
     )
 
@@ -126,27 +133,20 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
     """Return the row of a tensor: the earliest one that is not finite, where the request names no
     place, else the first one with elements; AbsentPageError where there is none.
     """
-    conditions, values = [_IDENTITY], list[object](_get_identity(request))
-    for name in ("rank", "iteration"):
-        value = getattr(request, name)
-        if value is not None:
-            conditions.append(f"{name} = ?")
-            values.append(value)
-    rows = source.get_rows(
-        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {' AND '.join(conditions)} "
+    conditions, values = match_rows(rank=request.rank, iteration=request.iteration)
+    rows = read_rows(
+        source,
+        f"{_IDENTITY} AND {' AND '.join(conditions)} "
         f"ORDER BY ({NONFINITE}) DESC, path = '', {EXECUTION_ORDER} LIMIT 1",
-        values,
+        (*_get_identity(request), *values),
     )
     if not rows:
-        where = "".join(
-            f", {name} {value}"
-            for name, value in (("rank", request.rank), ("iteration", request.iteration))
-            if value is not None
-        )
+        place = (("rank", request.rank), ("iteration", request.iteration))
+        where = "".join(f", {name} {value}" for name, value in place if value is not None)
         raise AbsentPageError(
             f"no tensor {request.side} {request.slot} of {request.name[:200]}{where}"
         )
-    return make_row(rows[0])
+    return rows[0]
 
 
 def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
@@ -205,9 +205,8 @@ def _read_series(
     ranks = extent.ranks[:_MAX_SERIES_RANKS]
     if request.rank is not None and request.rank not in ranks:
         ranks[-1] = request.rank
-    later = [each for each in extent.iterations if each >= request.first_iteration]
-    earlier = [each for each in extent.iterations if each < request.first_iteration]
-    shown = later[:_MAX_SERIES_ITERATIONS]
+    page = slice_page(extent.iterations, request.first_iteration, _MAX_SERIES_ITERATIONS)
+    shown = page.shown
     rows = source.get_rows(
         f"SELECT rank, iteration, CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE) AS value, "
         f"count(*) AS runs FROM tensors WHERE {_IDENTITY} AND iteration BETWEEN ? AND ? "
@@ -218,8 +217,7 @@ def _read_series(
     lines = (SeriesLine(at, tuple(by_place.get((at, rank)) for rank in ranks)) for at in shown)
     return StatisticSeries(
         *(statistic, tuple(ranks), len(extent.ranks), tuple(lines)),
-        later[len(shown)] if len(later) > len(shown) else None,
-        earlier[-_MAX_SERIES_ITERATIONS:][0] if earlier else None,
+        *(page.next, page.previous),
         max((row["runs"] for row in rows), default=0),
     )
 
@@ -247,12 +245,10 @@ def _find_neighbours(source: DumpSource, row: TensorRow) -> tuple[TensorRow, ...
     if row.iteration is None:
         return ()
     span = max(0, row.position - _NEIGHBOURS), min(MAX_NUMBER, row.position + _NEIGHBOURS)
-    return _make_rows(
-        source.get_rows(
-            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
-            f"AND position BETWEEN ? AND ? ORDER BY position",
-            (row.iteration, row.rank, row.attempt, *span),
-        )
+    return read_rows(
+        source,
+        f"{_SAME_RUN} AND position BETWEEN ? AND ? ORDER BY position",
+        (row.iteration, row.rank, row.attempt, *span),
     )
 
 
@@ -262,20 +258,14 @@ def _find_related(
     """Return the outputs before a tensor that have the same bytes, and the inputs after it."""
     if not row.digest or row.iteration is None:
         return (), ()
-    found = _make_rows(
-        source.get_rows(
-            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
-            f"AND digest = ? AND position <> ? ORDER BY position LIMIT {4 * _MAX_RELATED}",
-            (row.iteration, row.rank, row.attempt, row.digest, row.position),
-        )
+    found = read_rows(
+        source,
+        f"{_SAME_RUN} AND digest = ? AND position <> ? ORDER BY position LIMIT {4 * _MAX_RELATED}",
+        (row.iteration, row.rank, row.attempt, row.digest, row.position),
     )
     before = [each for each in found if each.side == "output" and each.position < row.position]
     after = [each for each in found if each.side == "input" and each.position > row.position]
     return tuple(before[-_MAX_RELATED:]), tuple(after[:_MAX_RELATED])
-
-
-def _make_rows(rows: Iterable[dict[str, object]]) -> tuple[TensorRow, ...]:
-    return tuple(map(make_row, rows))
 
 
 def name_tensor(row: TensorRow) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._core.scope_names import format_scope_name
+from rankdump._web.dump_source import DumpSource
 
-ROW_COLUMNS = (
+_ROW_COLUMNS = (
     "CAST(job AS VARCHAR) AS job, rank, attempt, iteration, position, "
     "CAST(name AS VARCHAR) AS name, "
     "CAST(op_type AS VARCHAR) AS op_type, CAST(side AS VARCHAR) AS side, slot, "
@@ -56,11 +57,35 @@ class TensorRow:
     member: str
 
 
+def match_rows(
+    *, search: str = "", rank: int | None = None, iteration: int | None = None
+) -> tuple[list[str], list[object]]:
+    """Return conditions of a SELECT over `tensors`, joined by AND, and their values.
+
+    `search` is a part of the name of the operator, without regard to case.
+    """
+    conditions, values = ["true"], list[object]()
+    if search:
+        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
+        values.append(search)
+    for name, value in (("rank", rank), ("iteration", iteration)):
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    return conditions, values
+
+
+def read_rows(source: DumpSource, rest: str, values: Sequence[object]) -> tuple[TensorRow, ...]:
+    """Return rows of a SELECT over `tensors`, whose `rest` begins behind WHERE."""
+    found = source.get_rows(f"SELECT {_ROW_COLUMNS} FROM tensors WHERE {rest}", values)
+    return tuple(map(make_row, found))
+
+
 def make_row(found: Mapping[str, Any]) -> TensorRow:
-    """Return a row that was selected by ROW_COLUMNS."""
+    """Return a row that was selected by `read_rows`."""
     known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
     known |= {name: found[name] or 0 for name in _NUMBERS}
-    known |= {name: _to_float(found[name]) for name in _STATISTICS}
+    known |= {name: None if found[name] is None else float(found[name]) for name in _STATISTICS}
     return TensorRow(
         iteration=found["iteration"],
         short_name=format_scope_name(found["name"] or ""),
@@ -68,7 +93,3 @@ def make_row(found: Mapping[str, Any]) -> TensorRow:
         nonfinite=bool(found["nonfinite"]),
         **known,
     )
-
-
-def _to_float(value: float | None) -> float | None:
-    return None if value is None else float(value)

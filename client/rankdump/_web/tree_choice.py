@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rankdump._web.dump_source import EVERYTHING, DumpSource, JobAttempt
-from rankdump._web.page_kinds import AbsentPageError
-from rankdump._web.page_parameters import PageParameters
+from rankdump._web.page_kinds import AbsentPageError, PageParameters
 
 _MAX_JOB = 512
 _MAX_ATTEMPT = (1 << 31) - 1
@@ -52,7 +51,7 @@ def parse_choice(
 
     AbsentPageError for a job or attempt that is not in it.
     """
-    number = parameters.read_number("tree", 0, high=max(0, len(sources) - 1)) or 0
+    number = parameters.read_number("tree", high=max(0, len(sources) - 1)) or 0
     job = parameters.read_text("job", longest=_MAX_JOB)
     part = JobAttempt(job, parameters.read_number("attempt", high=_MAX_ATTEMPT))
     source = sources[number]

@@ -21,10 +21,9 @@ from rankdump._core.caller_roles import CallerIdentity
 from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
 from rankdump._core.log_once import LogOnce
 from rankdump._http.http_server import HttpServer, bind_listener
-from rankdump._http.refusal_sink import RefusalSink
 from rankdump._http.role_gate import CONTROL_METHOD, RoleGate
-from rankdump._http.server_guard import HttpsGuard
-from rankdump._web.access_gate import AccessGate, AccessTokens, make_token_query
+from rankdump._http.server_guard import HttpsGuard, RefusalSink
+from rankdump._web.access_gate import AccessGate, AccessTokens
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource
@@ -39,6 +38,9 @@ THREADS = 4
 _NICE = 10
 """A host that trains comes first: so much lower is the priority of the server and its processes."""
 _MAX_CONNECTIONS = 256
+_ADDRESS_NOTE = (
+    "The address works once, for ten minutes; Ctrl-C ends the server. From another machine:"
+)
 _ALLOWED_ADDRESSES = (
     "HOST:PORT on loopback, or any HOST:PORT with certificates "
     "(RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT, RANKDUMP_TLS_KEY)"
@@ -135,9 +137,9 @@ def _serve_pages(
     refusals, application = LoggedRefusals(), pages.make_application()
     if guard is None:
         tokens = AccessTokens(time.monotonic())
-        address = f"http://{host}:{port}/?{make_token_query(tokens.token)}"
+        address = f"http://{host}:{port}/?token={tokens.token}"
         gate: ASGIApp = AccessGate(application, tokens, time.monotonic, pages.writing_paths)
-        lines = _describe_address(address, host, port)
+        lines = [address, _ADDRESS_NOTE, f"  ssh -L {port}:{host}:{port} {socket.gethostname()}"]
     else:
         address = f"https://{host}:{port}/"
         gate = RoleGate(
@@ -161,14 +163,6 @@ def _serve_pages(
     if opens_browser and has_desktop(os.environ):
         webbrowser.open(address)
     server.run(signals=(signal.SIGINT, signal.SIGTERM))
-
-
-def _describe_address(address: str, host: str, port: int) -> list[str]:
-    return [
-        address,
-        "The address works once, for ten minutes; Ctrl-C ends the server. From another machine:",
-        f"  ssh -L {port}:{host}:{port} {socket.gethostname()}",
-    ]
 
 
 def has_desktop(environment: Mapping[str, str]) -> bool:

@@ -16,7 +16,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from rankdump._http.refusal_sink import RefusalSink
 from rankdump._http.role_gate import (
     READ_METHOD,
     RoleGate,
@@ -24,7 +23,7 @@ from rankdump._http.role_gate import (
     format_request_line,
     get_caller,
 )
-from rankdump._http.server_guard import HttpsGuard
+from rankdump._http.server_guard import HttpsGuard, RefusalSink
 
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
 _PATH_METHODS = {

@@ -15,7 +15,7 @@ from rankdump._analysis.reader.rank_tallies import (
 )
 from rankdump._analysis.reader.tree_status import mark_ended_sessions
 from rankdump._cli.live_tree import add_tree_rows, find_live_job
-from rankdump._cli.rank_status import format_status_table
+from rankdump._cli.status_tables import format_status_table
 from rankdump._core.status import (
     IterationStatus,
     RankWait,

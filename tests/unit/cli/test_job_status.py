@@ -12,8 +12,7 @@ from support.status_schema import schema
 
 from rankdump._analysis.reader.job_sentences import format_freezes, format_resource_usage
 from rankdump._analysis.reader.rank_tallies import format_status_sentences
-from rankdump._cli.job_status import format_job_status
-from rankdump._cli.rank_status import format_status_table
+from rankdump._cli.status_tables import format_job_status, format_status_table
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (
     AgentLoad,

@@ -7,7 +7,7 @@ from rankdump._analysis.reader.rank_tallies import (
     sum_iterations,
     tally_ranks,
 )
-from rankdump._cli.rank_status import format_status_table, format_summary_table
+from rankdump._cli.status_tables import format_status_table, format_summary_table
 from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 

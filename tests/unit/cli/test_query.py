@@ -28,7 +28,7 @@ def told(capsys, *arguments):
 @pytest.fixture(autouse=True)
 def unlimited(monkeypatch):
     """The address space of this process stays as it is, and no slow query ends the process."""
-    monkeypatch.setattr("rankdump._cli.query._limit_address_space", lambda memory_bytes: None)
+    monkeypatch.setattr("rankdump._cli.query.limit_address_space", lambda memory_bytes: None)
     monkeypatch.setattr("rankdump._cli.query._GRACE_S", 500.0)
 
 

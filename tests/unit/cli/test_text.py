@@ -7,15 +7,14 @@ from rich.cells import cell_len
 
 from rankdump._cli.output import TableColumn, format_table, number_columns
 from rankdump._cli.text_format import (
-    format_count,
     format_ratio,
     format_reasons,
-    format_scope_name,
     format_shape,
-    name_models,
     shorten_text,
     wrap_text,
 )
+from rankdump._core.scope_names import format_scope_name, name_models
+from rankdump._core.units import format_count
 
 
 @pytest.mark.parametrize(

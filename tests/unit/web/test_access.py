@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from rankdump._http.security_headers import SECURITY_HEADERS
+from rankdump._http.request_gate import SECURITY_HEADERS
 from rankdump._web.access_gate import TOKEN_LIFE_S, AccessGate, AccessTokens, is_own_host
 
 

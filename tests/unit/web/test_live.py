@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 from support.job_sources import HOSTILE_JOB, ScriptedSource, make_view
 
+from rankdump._analysis.tree_overview import OverviewLevel
 from rankdump._core.caller_roles import READER_ROLE, CallerIdentity
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.job_control import ControlAction
@@ -30,7 +31,7 @@ from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump._http.http_connection import CALLER_KEY
 from rankdump._web import live_pages, live_stream
 from rankdump._web.live_stream import EventStream, LiveFeed, LiveState, format_event, iter_events
-from rankdump._web.live_view import MAX_RANKS_LISTED, StateLevel, make_live_content
+from rankdump._web.live_view import MAX_RANKS_LISTED, make_live_content
 from rankdump.errors import ConfigError, ForbiddenError, RejectedError, UnavailableError
 
 from .test_pages import PageReader, read
@@ -176,16 +177,16 @@ def test_tree_of_the_job_is_one_click_away(open_pages, trees, source):
 @pytest.mark.parametrize(
     ("view", "level", "words"),
     [
-        (StatusView(), StateLevel.UNKNOWN, "no rank has opened a session"),
-        (make_view(), StateLevel.GOOD, "job train runs: 2 ranks open, latest iteration 2"),
-        (make_view(iterations=0), StateLevel.GOOD, "job train runs: 2 ranks open"),
-        (make_view(dropped=1), StateLevel.WARNING, "job train runs"),
-        (replace(make_view(), hints=(make_hint(),)), StateLevel.WARNING, "job train runs"),
-        (make_view(state=SessionState.CLOSED), StateLevel.GOOD, "has ended: 2 ranks closed"),
-        (make_view(state=SessionState.LOST), StateLevel.FAULT, "has ended: 2 ranks lost"),
+        (StatusView(), OverviewLevel.UNKNOWN, "no rank has opened a session"),
+        (make_view(), OverviewLevel.GOOD, "job train runs: 2 ranks open, latest iteration 2"),
+        (make_view(iterations=0), OverviewLevel.GOOD, "job train runs: 2 ranks open"),
+        (make_view(dropped=1), OverviewLevel.WARNING, "job train runs"),
+        (replace(make_view(), hints=(make_hint(),)), OverviewLevel.WARNING, "job train runs"),
+        (make_view(state=SessionState.CLOSED), OverviewLevel.GOOD, "has ended: 2 ranks closed"),
+        (make_view(state=SessionState.LOST), OverviewLevel.FAULT, "has ended: 2 ranks lost"),
     ],
 )
-def test_verdict_is_what_is_most_urgent(view: StatusView, level: StateLevel, words: str):
+def test_verdict_is_what_is_most_urgent(view: StatusView, level: OverviewLevel, words: str):
     verdict = make_live_content(view, "").verdict
     assert (verdict.level, words in verdict.text) == (level, True), verdict.text
 
@@ -193,7 +194,7 @@ def test_verdict_is_what_is_most_urgent(view: StatusView, level: StateLevel, wor
 def test_rank_that_cannot_go_on_is_a_fault():
     wait = RankWait("train", 1, 2, "send", "Send", "dp", 3, 0, 60_000_000, stuck=True)
     content = make_live_content(replace(make_view(), waits=(wait,)), "")
-    assert content.verdict.level is StateLevel.FAULT
+    assert content.verdict.level is OverviewLevel.FAULT
     assert [rank.is_bad for rank in content.jobs[0].ranks] == [False, True]
 
 
@@ -202,7 +203,10 @@ def test_ranks_that_failed_are_always_listed():
     last = replace(many.sessions[-1], state=SessionState.LOST)
     (job,) = make_live_content(replace(many, sessions=(*many.sessions[:-1], last)), "").jobs
     assert len(job.ranks) == MAX_RANKS_LISTED
-    assert (job.rank_count, job.ranks[-1].rank) == (MAX_RANKS_LISTED + 50, MAX_RANKS_LISTED + 49)
+    assert (job.rank_count, job.ranks[-1].balance.rank) == (
+        MAX_RANKS_LISTED + 50,
+        MAX_RANKS_LISTED + 49,
+    )
     assert job.total.expected == 4 * job.rank_count
 
 
@@ -358,7 +362,7 @@ def test_stream_ends_with_the_server(source, monkeypatch, takes: bool):
             pass
         if not takes:
             browser.ready.clear()
-        feed.close()
+        feed.closed.set()
         await stream
         while browser.messages.qsize() > 1:
             browser.messages.get_nowait()

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rankdump._web.json_body import make_body
+from rankdump._web.page_kinds import make_body
 from rankdump._web.png_image import (
     EMPTY_INDEX,
     INFINITE_INDEX,

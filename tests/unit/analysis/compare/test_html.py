@@ -37,7 +37,7 @@ from rankdump._analysis.compare.html_columns import (
 from rankdump._analysis.compare.html_page import render_page
 from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
 from rankdump._analysis.compare.report_summary import summarize_operators
-from rankdump._cli.text_format import format_scope_name
+from rankdump._core.scope_names import format_scope_name
 
 
 class Elements(HTMLParser):
