@@ -31,7 +31,7 @@ from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
-from rankdumpd.settings import CoordinatorSettings
+from rankdumpd.settings import CoordinatorSettings, DaemonSettings
 
 
 @pytest.fixture
@@ -121,6 +121,28 @@ def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
     assert (view.roots, view.findings) == ((job.root,), ())
     (merge,) = view.merges
     assert (merge.published_events, merge.pending_events, merge.lag_s) == (4, 0, 0.0)
+
+
+def test_reload_changes_the_folders_that_trees_may_be_in(make_host, tmp_path, caplog) -> None:
+    """Orders and pages follow; what was refused before is not written later."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+    host = make_host(roots=str(inside))
+    job = ReportedJob("job", str(outside), 1)
+    agent = host.agent("one")
+    agent.session(job.session(0), job.root)
+    agent.iteration(job, 0, 0)
+    agent.send()
+    wait_until(lambda: "is outside of" in caplog.text)
+    assert host.coordinator.list_trees() == ()
+    own = dataclasses.replace(host.settings, roots=f"{inside}:{outside}")
+    host.coordinator.reload(DaemonSettings(coordinator=own))
+    assert host.coordinator.list_trees() == (job.root,)
+    agent.iteration(job, 0, 1)
+    agent.send()
+    wait_until(lambda: rows(job.root))
+    agent.close()
 
 
 def test_stream_answer_names_stored_and_published_numbers(host, tmp_path) -> None:

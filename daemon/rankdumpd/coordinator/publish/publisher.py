@@ -237,7 +237,7 @@ class OrderPublisher:
 
         `roots` are the folders that trees may be in, anywhere when empty.
         """
-        self._roots = roots
+        self.roots = roots
         self._table_events = table_events
         self._trace_events = trace_events
         self._logged = LogOnce(_logger)
@@ -255,7 +255,7 @@ class OrderPublisher:
                 job_id,
                 root,
                 offsets,
-                roots=self._roots,
+                roots=self.roots,
                 iteration=order.iteration,
                 attempt=order.attempt,
             )
@@ -283,7 +283,7 @@ class OrderPublisher:
         if not findings:
             return offsets, ""
         try:
-            target = open_order_folder(job_id, root, offsets, roots=self._roots)
+            target = open_order_folder(job_id, root, offsets, roots=self.roots)
             name = target.name_file(FINDINGS_FILE)
             lines = (format_finding_line(finding).encode() for finding in findings)
             size = append_chunks(target.folder / name, lines, size_bytes=target.sizes.get(name, 0))

@@ -56,7 +56,7 @@ from rankdumpd.server.grpc_server import abort_on_error
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import COORDINATOR_PREFIX, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
-from rankdumpd.settings import CoordinatorSettings
+from rankdumpd.settings import CoordinatorSettings, DaemonSettings
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
@@ -182,6 +182,11 @@ class JobCoordinator(Component):
         self._control = JobControl(self._freeze_job)
         self._roots = tree_root.split_roots(settings.roots)
         self._hints = HintUpdater(self._store, roots=self._roots)
+        self._orders = OrderPublisher(
+            table_events=settings.table_events,
+            trace_events=settings.trace_events,
+            roots=self._roots,
+        )
         self._state: CoordinatorState | None = None
         self._state_writer: StateWriter | None = None
         self._publisher: IterationPublisher | None = None
@@ -218,13 +223,8 @@ class JobCoordinator(Component):
             self._state.path, "the next process will not know what was reported before"
         )
         self._state_writer = StateWriter(self._store, self._state, self._settings)
-        orders = OrderPublisher(
-            table_events=self._settings.table_events,
-            trace_events=self._settings.trace_events,
-            roots=self._roots,
-        )
         self._publisher = IterationPublisher(
-            self._store, self._hints, self._state_writer, orders, self._counters
+            self._store, self._hints, self._state_writer, self._orders, self._counters
         )
         self._state_writer.restore_store()
         self._hints.restore_states()
@@ -254,6 +254,11 @@ class JobCoordinator(Component):
         if self._state is not None:
             self._state.close()
             self._state = None
+
+    def reload(self, settings: DaemonSettings) -> None:
+        """Apply new folders that trees may be in, from the next order or hint on."""
+        self._roots = tree_root.split_roots(settings.coordinator.roots)
+        self._hints.roots = self._orders.roots = self._roots
 
     def fault(self) -> str:
         """Return why nothing is published any more; empty while the thread runs."""

@@ -177,7 +177,7 @@ class HintUpdater:
 
     def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
         """`roots` are the folders that trees may be in; empty when they may be anywhere."""
-        self._store, self._roots = store, roots
+        self._store, self.roots = store, roots
         self._jobs: defaultdict[str, _JobHints] = defaultdict(_JobHints)
         self._causes = StandingCauses(store)
 
@@ -261,7 +261,7 @@ class HintUpdater:
         content = (repr(published), *texts, *(hint.group for hint in hints if hint.waiting))
         if job.written != content:
             job.written = content
-            problem = write_hints(root, job_id, hints, roots=self._roots)
+            problem = write_hints(root, job_id, hints, roots=self.roots)
             if problem:
                 _logger.warning("job %s: %s", job_id, problem, extra={"job": job_id})
 
