@@ -36,10 +36,7 @@ from rankdump._config.acl_section import (
 )
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
-from rankdump._config.rankdump_section import (
-    add_optimizer_states,
-    parse_rankdump_section,
-)
+from rankdump._config.rankdump_section import parse_rankdump_section
 from rankdump._core.plan import (
     UNNAMED_MODEL,
     ContentSettings,
@@ -256,7 +253,7 @@ def parse_acl_config(
         notes=notes,
     )
     return own.make_plan(
-        add_optimizer_states(selection or TensorSelection(), own, notes),
+        selection or TensorSelection(),
         content,
         dialect="acl",
         notes=notes,

@@ -17,11 +17,7 @@ from typing import cast
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.operator_patterns import parse_operator_patterns
 from rankdump._config.output_path import parse_output_root
-from rankdump._config.rankdump_section import (
-    RANKDUMP_SECTION,
-    add_optimizer_states,
-    parse_rankdump_section,
-)
+from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
 from rankdump._core.plan import (
     NET_NAME_PATTERN,
     ContentSettings,
@@ -492,7 +488,7 @@ def parse_mindspore_config(
         select_layout=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
     )
     content = parse_mindspore_content(section, common, e2e, PROFILES[own.output.profile])
-    selection = add_optimizer_states(_make_selection(common, notes), own, notes)
+    selection = _make_selection(common, notes)
     return own.make_plan(selection, content, dialect="mindspore", notes=notes)
 
 

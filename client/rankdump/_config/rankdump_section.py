@@ -110,7 +110,7 @@ class RankdumpSettings(NamedTuple):
         """Return the plan of a dialect with what this section adds; the notes are its warnings."""
         return DumpPlan(
             output=self.output,
-            selection=selection,
+            selection=_add_optimizer_states(selection, self, notes),
             content=_complete_content(content, self, notes),
             delivery=self.delivery,
             black_box=self.black_box,
@@ -147,7 +147,7 @@ def parse_rankdump_section(
     )
 
 
-def add_optimizer_states(
+def _add_optimizer_states(
     selection: TensorSelection, settings: RankdumpSettings, notes: ConfigNotes
 ) -> TensorSelection:
     """Return the selection with the states of optimizers, if the section asks for them."""

@@ -36,6 +36,15 @@ def test_section_sets_the_black_box(tmp_path: Path):
     assert plan_from_json(plan_to_json(plan)).black_box == plan.black_box
 
 
+def test_section_alone_may_ask_for_states_of_optimizers(tmp_path: Path):
+    """They are dumped once the dump is switched on, as `rankdump control` does."""
+    own = {"path": "/tree", "blackbox": True, "optimizer_states": True}
+    assert load_body(tmp_path, {"rankdump": own}).selection.optimizer_states
+    assert not load_body(
+        tmp_path, {"rankdump": own | {"optimizer_states": False}}
+    ).selection.optimizer_states
+
+
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
