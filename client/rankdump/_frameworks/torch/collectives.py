@@ -566,9 +566,10 @@ class ProcessGroupPatch:
         """Report the collectives of this iteration that were not seen, and count tensors for which
         nobody waited.
         """
+        # First, so that a failure of the report does not leave them for the next iteration.
+        self._work_watcher.open_tensors.end_all()
         for (group, reason), count in self._unseen.take().items():
             collective_recorder.report_unseen(group, reason, count)
-        self._work_watcher.open_tensors.end_all()
 
     def _restore(self) -> None:
         self._operators.remove()
