@@ -54,6 +54,7 @@ from rankdump._analysis.reader.tree_walk import find_root, walk
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey
 from rankdump._core.tensor_layout import TensorLayout
+from rankdump._core.units import format_count
 from rankdump._layout import tree_paths
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump._layout.profile import PROFILES
@@ -134,8 +135,8 @@ class Dump:
         self._by_key: dict[PlaceInTime, Mapping[TensorKey, list[Entry]]] = {}
 
     def __repr__(self) -> str:
-        count, unit = len(self.ranks), self._tree.unit
-        return f"<Dump of {self.root}: {len(self._entries)} tensors of {count} {unit}s>"
+        count = format_count(len(self._entries), "tensor")
+        return f"<Dump of {self.root}: {count} of {format_count(len(self.ranks), self._tree.unit)}>"
 
     @property
     def root(self) -> Path:

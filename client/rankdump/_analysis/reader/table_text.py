@@ -7,12 +7,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, NamedTuple
 
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
+from rankdump.errors import CorruptedError
 
 BLOCK_BYTES = 4 << 20
 MAX_HEADER_BYTES = 1 << 16
@@ -29,12 +30,21 @@ def read_table(access: TreeAccess, folder: str, name: str) -> bytes:
 
 @contextmanager
 def open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
+    """Open a table for reading; CorruptedError when it cannot be read, packed or not.
+
+    What is wrong in its lines is for those who read them to say, with its path.
+    """
     if select_codec(name).suffix:
         yield io.BytesIO(read_table(access, folder, name))
-    else:
-        with named_errors(access.root / folder / name), access.open(folder, name) as file:
+        return
+    path = access.root / folder / name
+    with ExitStack() as stack:
+        with named_errors(path):
+            file = stack.enter_context(access.open(folder, name))
+        try:
             yield file
+        except OSError as error:
+            raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 class LineBlock(NamedTuple):

@@ -408,6 +408,29 @@ def test_statistic_csv_of_a_device_is_read(tmp_path):
     assert (row.number("max"), row.values["MD5"]) == (1, "abc")
 
 
+TABLE_HEADER = (
+    "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape,Max Value"
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("Op Type,Op Name", "Add,a_b"),
+        (TABLE_HEADER, "Add,a_b,7,3,1795221576504376,Input,zero,24,float32,(2,3),1"),
+        (TABLE_HEADER, "Add,a_b,7"),
+    ],
+)
+def test_damage_of_a_table_of_a_device_names_it_once(tmp_path, header, line):
+    """A table that has the rows of all iterations, as where no iteration has a folder."""
+    path = tmp_path / STARTED / "0" / "statistic.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{header}\n{line}\n")
+    with pytest.raises(CorruptedError) as raised:
+        list(reader.open(tmp_path).statistics())
+    assert str(raised.value).count(path.name) == 1
+
+
 def test_npy_files_in_a_device_folder_are_read(tmp_path):
     """MindSpore's with a format, MSTT's with an element type."""
     folder = tmp_path / STARTED / "0" / "Net" / "1" / "2"
