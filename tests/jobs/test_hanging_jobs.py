@@ -155,6 +155,8 @@ def test_deadlock_over_two_groups_is_one_sentence_live_and_in_the_tree(tmp_path:
     assert first.startswith(f"rankdump: tree {job.tree}, daemon at unix:")
     assert first.endswith(f"while it runs: rankdump status {job.tree}")
     assert log.count(f"rankdump: {deadlock}; a longer timeout does not help") == 1
+    # The summary has the finding of the merge, and not the cause of the hint beside it.
+    assert log.count(deadlock) == 2
     assert "timedelta" not in log
 
     assert len(re.findall(r"^ +[01] +hangs [0-9.]+ s ", status, re.MULTILINE)) == 2

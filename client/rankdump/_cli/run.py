@@ -357,7 +357,9 @@ def _print_summary(
     if not view.sessions and not view.iterations:
         cause = "no iteration was complete when the daemon died"
         likely = _likely_cause(code, plan)
-        print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
+        text = cause if daemon_died else f"no rank connected: {likely}"
+        # The findings name ranks that opened a session and never connected.
+        print_lines([text, *view.findings], err=True)
         return
     if plan is None or plan.selection.iterations.spans != ():
         print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
@@ -382,6 +384,7 @@ def _describe_findings(root: str, job_id: str) -> list[str]:
     # Neither file exists when nothing was published.
     with suppress(CorruptedError):
         order = reader.read_order(Path(root), job_id=job_id)
+        found = order.findings
         lines += format_findings(order.findings, where=root, attempts=order.attempts)
     with suppress(CorruptedError):
         hints = reader.read_hints(Path(root), job_id)
@@ -399,7 +402,7 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
     if not plan.enabled:
         return "the configuration enables no dump"
     if code:
-        return f"the command ended with code {code} before any rank opened a session"
+        return f"the command ended with code {code} before that"
     return (
         "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
         "its ranks were rejected (see their log lines), or they run where RANKDUMP_AGENT is "

@@ -41,7 +41,7 @@ from rankdump._cli.tree_contents import (
     name_tables,
     read_tree,
 )
-from rankdump._core.record import name_argument
+from rankdump._core.record import format_slot, name_argument
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.statistics import format_statistic_number
 from rankdump._core.units import format_count
@@ -306,7 +306,7 @@ def _select_columns(tree: Tree) -> tuple[TableColumn, ...]:
 
 
 def _row_cells(row: Surveyed, tree: Tree) -> list[str]:
-    tensor = f"{row.key.side.value} {row.key.slot} {name_argument(row.argument)}"
+    tensor = f"{row.key.side.value} {format_slot(row.key)} {name_argument(row.argument)}"
     return [
         format_operator(row.op_type, row.op_name, row.argument),
         tensor.rstrip(),
@@ -372,7 +372,7 @@ def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:
     parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
     return (
         f"first non-finite: rank {row.key.rank}{attempt}, {when}, {row.key.side.value} "
-        f"{row.key.slot} of {row.op_name}" + (f" ({parts})" if parts else "")
+        f"{format_slot(row.key)} of {row.op_name}" + (f" ({parts})" if parts else "")
     )
 
 

@@ -20,7 +20,13 @@ from rankdump._analysis.reader.tree_status import count_losses, split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import format_ratio, format_shape, list_first
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
+from rankdump._core.record import (
+    BUFFER_ARGUMENT,
+    TensorKey,
+    TensorSide,
+    format_slot,
+    name_argument,
+)
 from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.dump_folders import ROOT_FORMS
@@ -265,7 +271,7 @@ def _tensor_row(row: ListedTensor) -> list[str]:
     key = entry.key
     argument = entry.record.argument if entry.record else ""
     name = format_operator(entry.op_type, entry.op_name, argument)
-    return [name, key.side.value, str(key.slot), dtype, extents, length]
+    return [name, key.side.value, format_slot(key), dtype, extents, length]
 
 
 def _content_of(entry: Entry) -> TensorContent | None:

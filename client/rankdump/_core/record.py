@@ -91,6 +91,18 @@ def name_argument(argument: str) -> str:
     return sanitize_line(".".join(parts))
 
 
+def format_slot(key: TensorKey) -> str:
+    """Return the place of a tensor among those of its side, for people: its slot, or the place that
+    its name has instead, which tells the elements of a list apart.
+
+    >>> key = TensorKey(0, "", 0, 0, 0, "Torch_cat", "Torch_cat_0", TensorSide.INPUT, 0)
+    >>> format_slot(key), format_slot(key._replace(argument="input.0.1"))
+    ('0', '0.1')
+    """
+    side, _, place = key.argument.partition(".")
+    return sanitize_line(place) if place and side == key.side.value else str(key.slot)
+
+
 MAX_FRAME_ROWS = 1024
 """Most rows of one frame."""
 

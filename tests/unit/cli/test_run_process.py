@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from rankdump._cli import run
 from rankdump._cli.run import exit_on_signals, run_job
+from rankdump._core.status import StatusView
 
 
 def python(code):
@@ -87,3 +89,12 @@ def test_handle_signals_keeps_ignored_signals():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_summary_names_ranks_that_never_connected(capsys):
+    """The agent has forgotten their sessions, as nothing of them is in the tree."""
+    absent = "rank 0 (process 7 on host a) opened its session and never connected"
+    run._print_summary(StatusView(findings=(absent,)), None, 1, daemon_died=False)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("no rank connected: no configuration")
+    assert second == absent

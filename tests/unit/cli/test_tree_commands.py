@@ -384,3 +384,15 @@ def test_ls_names_arguments_buffers_and_models(tree, capsys):
     _, out, _ = told(capsys, "stats", tree.root)
     assert "output 0 loss" in out
     assert "Buffer bn.running_mean" in out
+
+
+def test_elements_of_a_list_argument_are_told_apart(tmp_path, capsys):
+    """An API dump names the place in the call in place of a slot, which they share."""
+    folder = tmp_path / "rank0" / "torch_api_dump"
+    folder.mkdir(parents=True)
+    for place in ("input.0.0", "input.0.1", "output"):
+        np.save(folder / f"Torch_cat_0_forward_{place}.npy", np.ones(2, np.float32))
+    code, out, _ = told(capsys, "ls", tmp_path, "--op", "Torch_cat_0_forward")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if "float32" in line]
+    assert [row[1:3] for row in rows] == [["input", "0.0"], ["input", "0.1"], ["output", "0"]]
