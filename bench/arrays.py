@@ -1,7 +1,4 @@
-"""Tensors without a framework, made, dumped and saved with numpy alone.
-
-An array of `ApiTensorRecorder` holds one tensor a row.
-"""
+"""Tensors without a framework, made, dumped and saved with numpy alone: an array has one a row."""
 
 from __future__ import annotations
 
