@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rankdump._core.record import TensorKind
 from rankdump._core.units import format_count
 
 
@@ -178,11 +177,6 @@ def normalize_reason(reason: str) -> str:
 def normalize_degrade_reason(reason: str) -> str:
     """Return why a tensor was degraded, as it is counted; older ranks do not say it."""
     return reason if reason in DEGRADE_REASONS else BUFFER_FULL
-
-
-def find_degrade_reason(kind: TensorKind) -> str:
-    """Return why a record of that kind is less than its tensor; empty for a whole one."""
-    return STEP_OVERHEAD if kind.layout is not None and kind.layout.is_sample else ""
 
 
 def explain_drop(reason: str) -> DropExplanation:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankdump._codec.file_codec import FileCodec, get_codec
-from rankdump._core.drop_reasons import find_degrade_reason
+from rankdump._core.drop_reasons import STEP_OVERHEAD
 from rankdump._core.plan import DumpPlan
+from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS, Layout
@@ -179,7 +180,7 @@ def store_records(
             outcomes.append(record)
             continue
         kind = record.head.kind
-        degraded = find_degrade_reason(kind)
+        degraded = _find_degrade_reason(kind)
         if storage.joiner or degraded or not is_linkable(kind):
             together.setdefault(degraded, []).append(record)
         else:
@@ -194,6 +195,11 @@ def store_records(
     return outcomes
 
 
+def _find_degrade_reason(kind: TensorKind) -> str:
+    """Return why a record of that kind is less than its tensor; empty for a whole one."""
+    return STEP_OVERHEAD if kind.layout is not None and kind.layout.is_sample else ""
+
+
 def _compare_with_baseline(
     record: ReceivedRecord,
     storage: SessionStorage,
@@ -204,7 +210,7 @@ def _compare_with_baseline(
 
     Adds what the baseline says of it to `matches`. A sample of a tensor is always stored.
     """
-    if find_degrade_reason(record.head.kind):
+    if _find_degrade_reason(record.head.kind):
         return record
     match = storage.writer.compare(record, storage.baseline, baselines)
     matches[record.frame_id] = match
