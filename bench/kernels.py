@@ -14,8 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._kernels.array_memory import find_address
-from rankdump._kernels.element_moments import ALL_PARTS, ELEMENT_CODES, EXTREMES, SUMS
+from rankdump._kernels.element_moments import ALL_PARTS, ELEMENT_CODES, EXTREMES, SUMS, find_address
 from rankdump._kernels.kernel_functions import KERNELS, load_kernels
 
 from .result import Result

@@ -17,7 +17,6 @@ from fuzz.input_pieces import chosen
 from starlette.types import ASGIApp
 from support.web_trees import fill_tree
 
-from rankdump._web.access_gate import AccessGate, AccessTokens
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import (
     ComparisonProcesses,
@@ -28,6 +27,7 @@ from rankdump._web.comparison_process import (
 from rankdump._web.comparison_view import ComparisonView, RowSelection
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.query_process import QueryAnswer, QueryProcess
+from rankdump._web.web_server import AccessGate, AccessTokens
 from rankdump.errors import QueryError, RankdumpError
 
 PATHS = (

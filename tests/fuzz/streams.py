@@ -10,7 +10,13 @@ from google.protobuf.message import DecodeError
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
-from rankdump._core.plan import BlackBoxSettings, ContentSettings, DumpPlan, OutputSettings
+from rankdump._core.plan import (
+    BlackBoxSettings,
+    ContentSettings,
+    DumpPlan,
+    OutputSettings,
+    WatchRule,
+)
 from rankdump._core.record import StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
 from rankdump._core.session_protocol import (
@@ -21,7 +27,6 @@ from rankdump._core.session_protocol import (
     SessionRequest,
 )
 from rankdump._core.status import StatusView
-from rankdump._core.watch_rule import WatchRule
 from rankdump._shm.slab_format import (
     RELEASED_OFFSET,
     RING_OFFSET,

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from rankdump._core.job_control import PlanChange
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import (
     DumpPlan,
@@ -19,7 +20,6 @@ from rankdump._core.plan import (
     plan_from_json,
     plan_to_json,
 )
-from rankdump._core.plan_change import PlanChange
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit.post_commit import PostCommitActions
 from rankdumpd.agent.session.rank_session import RankSession

@@ -20,9 +20,8 @@ from support.coordinator_host import CoordinatorHost
 from support.worker_host import WorkerHost
 
 import rankdump.control
-from rankdump._core.job_control import ControlOrder
+from rankdump._core.job_control import ControlOrder, PlanSchedule
 from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings
-from rankdump._core.plan_change import PlanSchedule
 from rankdump._recorder.order_responder import OrderResponder
 from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump.wire.v1 import agent_pb2, control_pb2

@@ -19,7 +19,7 @@ import pytest
 from support.reader_answers import assert_same_answers, use_small_tables
 
 from rankdump._analysis.fsck import check_tree
-from rankdump._analysis.reader import table_text
+from rankdump._analysis.reader import statistic_tables
 from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
@@ -170,7 +170,7 @@ def dump(make_rank, frames) -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that grow over all iterations are read from their ends in several blocks."""
-    monkeypatch.setattr(table_text, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(statistic_tables, "BLOCK_BYTES", 300)
 
 
 def read_table(root: Path) -> list[dict[str, str]]:

@@ -17,8 +17,14 @@ import rankdump
 from rankdump._analysis.compare.card_findings import MergedParameters, merge_parameters
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorSide
-from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
-from rankdump._core.tensor_layout import LayoutSource, PlacementKind, TensorLayout
+from rankdump._core.tensor_layout import (
+    LayoutSource,
+    PlacementKind,
+    TensorLayout,
+    find_ranges,
+    list_cuts,
+    order_cuts,
+)
 from rankdump._kernels.shard_fingerprint import compute_fingerprint
 from rankdump.reader import status
 

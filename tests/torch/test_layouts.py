@@ -25,13 +25,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankdump._core.record import TensorSide
-from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
     PlacementKind,
     RankMesh,
     TensorLayout,
+    make_block_layout,
     make_rank_mesh,
 )
 from rankdump._frameworks.torch import layouts, tensors

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rankdump._core.shard_ranges import find_block_ranges
-from rankdump._core.tensor_layout import LayoutSource, TensorLayout
+from rankdump._core.tensor_layout import LayoutSource, TensorLayout, find_block_ranges
 from rankdump._frameworks.torch.parameters import find_parameter_layouts
 
 RANK, WORLD = 3, 8

@@ -16,10 +16,9 @@ from support.black_box_side import BlackBoxSide
 from torch import Tensor, nn
 
 from rankdump._core.black_box import DETAIL_ROW, PULSE_ROW, FaultKind
-from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.plan import BlackBoxSettings, WatchRule
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.tensor_fingerprint import measure_with_fingerprint, place_fingerprint
-from rankdump._core.watch_rule import WatchRule
 from rankdump._frameworks.torch import pulse_hooks
 from rankdump._frameworks.torch.pulse_hooks import (
     TorchPulseHook,

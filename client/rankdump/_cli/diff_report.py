@@ -36,9 +36,9 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    shorten_text,
     show_progress,
 )
-from rankdump._cli.text_format import shorten_text
 from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.units import format_count

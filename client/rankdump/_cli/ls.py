@@ -19,13 +19,13 @@ from rankdump._analysis.reader.tree_status import describe_tree_drops
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,
+    format_shape,
     measure_width,
     number_columns,
     print_lines,
     print_rows,
     print_table,
 )
-from rankdump._cli.text_format import format_shape
 from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,

@@ -13,9 +13,8 @@ from rankdump._analysis.convert.folders import write_output
 from rankdump._analysis.reader.query import Query
 from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import TREE_PATH, add_query_options
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_lines, shorten_text
 from rankdump._cli.query import note_table_lag
-from rankdump._cli.text_format import shorten_text
 from rankdump._core.record import sanitize_line
 from rankdump._core.scope_names import format_scope_name
 from rankdump.errors import ConfigError

@@ -13,8 +13,7 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.options import DUMP_PATH
-from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_shape, to_json_value
+from rankdump._cli.output import format_shape, print_lines, to_json_value
 from rankdump._core.units import format_count
 
 if TYPE_CHECKING:

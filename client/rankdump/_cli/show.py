@@ -16,8 +16,7 @@ from rankdump._analysis.reader.baseline_files import find_tensor_file
 from rankdump._analysis.reader.tensor_loader import TORCH_SUFFIX, Facts, list_archived
 from rankdump._analysis.reader.tensor_statistics import Statistics
 from rankdump._analysis.reader.tree import Described, Entry
-from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_layout, format_shape, to_json_value
+from rankdump._cli.output import format_layout, format_shape, print_lines, to_json_value
 from rankdump._cli.tree_contents import describe_parallelism
 from rankdump._core.json_values import make_plain
 from rankdump._core.tensor_layout import TensorLayout

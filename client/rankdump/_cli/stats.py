@@ -30,9 +30,9 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_rows,
+    to_json_value,
     without_attempts,
 )
-from rankdump._cli.text_format import to_json_value
 from rankdump._cli.tree_contents import (
     describe_key,
     explain_no_match,

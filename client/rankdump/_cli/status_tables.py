@@ -20,8 +20,14 @@ from rankdump._analysis.reader.rank_tallies import (
     sum_iterations,
     tally_ranks,
 )
-from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_ratio, format_reasons
+from rankdump._cli.output import (
+    TableColumn,
+    format_ratio,
+    format_reasons,
+    format_table,
+    number_columns,
+    without_attempts,
+)
 from rankdump._core.status import AgentStatus, IterationStatus, StatusView
 from rankdump._core.units import format_bytes, format_count, format_duration
 

@@ -17,8 +17,15 @@ from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_status import count_losses, split_attempts
-from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_ratio, format_shape, list_first
+from rankdump._cli.output import (
+    TableColumn,
+    format_ratio,
+    format_shape,
+    format_table,
+    list_first,
+    number_columns,
+    without_attempts,
+)
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import (
     BUFFER_ARGUMENT,

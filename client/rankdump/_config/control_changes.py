@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import cast, get_args
 
 from rankdump._config.operator_patterns import parse_operator_patterns
-from rankdump._core.job_control import ControlAction
+from rankdump._core.job_control import NO_ITERATIONS, ControlAction, PlanChange
 from rankdump._core.plan import IterationSelection, OperatorSelection, SavedDataMode
-from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump._core.selection import find_idle_segments, parse_iterations
 from rankdump.errors import ConfigError
 

@@ -16,9 +16,16 @@ from typing import Literal, NamedTuple, cast, get_args
 from rankdump._config.config_section import ConfigNotes, ConfigSection
 from rankdump._config.output_path import parse_output_root, tidy_path
 from rankdump._core.plan import (
+    MAX_GLOB_CHARACTERS,
     MAX_RING_STEPS,
     MAX_ROOT_CHARACTERS,
+    MAX_RULE_PATTERNS,
+    MAX_RULE_STEPS,
+    MAX_RULES,
     MAX_TENSOR_BYTES,
+    MIN_UNCHANGED_STEPS,
+    WATCH_ACTIONS,
+    WATCH_CONDITIONS,
     BlackBoxSettings,
     ContentSettings,
     DeliverySettings,
@@ -27,15 +34,6 @@ from rankdump._core.plan import (
     IterationSelection,
     OutputSettings,
     TensorSelection,
-)
-from rankdump._core.watch_rule import (
-    MAX_GLOB_CHARACTERS,
-    MAX_RULE_PATTERNS,
-    MAX_RULE_STEPS,
-    MAX_RULES,
-    MIN_UNCHANGED_STEPS,
-    WATCH_ACTIONS,
-    WATCH_CONDITIONS,
     WatchAction,
     WatchCondition,
     WatchRule,

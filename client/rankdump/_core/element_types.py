@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._kernels.array_memory import find_address
+from rankdump._kernels.element_moments import find_address
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import UnsupportedError
 

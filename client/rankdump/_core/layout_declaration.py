@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import cast
 
-from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     MAX_MESH_DIMENSIONS,
     MAX_MESH_NAME_CHARACTERS,
@@ -21,6 +20,7 @@ from rankdump._core.tensor_layout import (
     RankMesh,
     TensorLayout,
     find_layout_fault,
+    make_block_layout,
     make_rank_mesh,
 )
 

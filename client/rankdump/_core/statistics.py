@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rankdump._core import element_types
-from rankdump._kernels.array_memory import find_address, view_memory
 from rankdump._kernels.element_moments import (
     COUNTS,
     ELEMENT_CODES,
@@ -26,7 +25,9 @@ from rankdump._kernels.element_moments import (
     PACKED_MOMENTS,
     SUMS,
     ElementMoments,
+    find_address,
     merge_moments,
+    view_memory,
 )
 from rankdump._kernels.kernel_functions import KERNELS, FoundMoments
 from rankdump.errors import UnsupportedError

@@ -18,11 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._core.npy_format import format_row_header
-from rankdump._core.shard_ranges import find_block_ranges
 from rankdump._core.statistics import compute_statistic_row
-from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
-from rankdump._kernels.array_memory import find_address
-from rankdump._kernels.element_moments import ELEMENT_CODES
+from rankdump._core.tensor_layout import TensorLayout, find_block_ranges, find_layout_fault
+from rankdump._kernels.element_moments import ELEMENT_CODES, find_address
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS, ShardPlacement, place_shard
 from rankdump.errors import CorruptedError

@@ -36,7 +36,7 @@ from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, is_gradient
 from rankdump._kernels.array_kernels import MIN_STREAMED_BYTES, stream_memory
-from rankdump._kernels.array_memory import find_address
+from rankdump._kernels.element_moments import find_address
 from rankdump.errors import UnsupportedError
 
 _MAX_SMALL_BYTES = 1 << 14

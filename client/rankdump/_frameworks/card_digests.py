@@ -18,7 +18,7 @@ from rankdump._core.run_card import BATCH_PREFIX, ModelSummary, ParameterDigest
 from rankdump._core.tensor_fingerprint import compute_digest, place_head
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._kernels.array_memory import find_address
+from rankdump._kernels.element_moments import find_address
 
 MAX_BATCH_TENSORS = 16
 MAX_DIGEST_BYTES = 1 << 24

@@ -1,13 +1,21 @@
-"""What the gates of a server share: each is an ASGI application around another, which refuses some
-requests and adds the headers that forbid a browser to load or to send anything elsewhere.
+"""Gates of a server: each is an ASGI application around another, which refuses some requests and
+adds the headers that forbid a browser to load or to send anything elsewhere. One of them knows
+callers by their certificates: methods, roles, and requests that pages of other sites make.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity
+from rankdump._http.http_server import CALLER_KEY
+from rankdump._http.server_guard import RefusalSink
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -66,3 +74,87 @@ def is_same_origin(headers: Headers) -> bool:
         return True
     scheme, _, place = origin.partition("://")
     return scheme in ("http", "https") and place == headers.get("host")
+
+
+READ_METHOD = "/rankdump.wire.v1.CoordinatorService/Status"
+"""Method of gRPC whose roles may read pages."""
+CONTROL_METHOD = "/rankdump.wire.v1.CoordinatorService/Control"
+"""Method of gRPC whose roles may control a job."""
+_HTTP_VERSIONS = ("1.0", "1.1")
+
+
+class RoleGate(RequestGate):
+    """Lets requests through that read, and to some paths those that a page of the server sends,
+    whose caller has the role for that.
+    """
+
+    def __init__(
+        self,
+        inner: ASGIApp,
+        explain_refusal: Callable[[str, CallerIdentity], str],
+        refusals: RefusalSink,
+        find_method: Callable[[str], str] = lambda path: READ_METHOD,
+        writing: Mapping[str, str] | None = None,
+    ) -> None:
+        """`find_method` names the method of gRPC whose roles may read a path, and `writing` that
+        whose roles may send a form, by its path. `explain_refusal` says why a caller may not call
+        a method; it returns nothing for one who may.
+        """
+        super().__init__(inner)
+        self._explain_refusal, self._refusals = explain_refusal, refusals
+        self._find_method, self._writing = find_method, writing or {}
+
+    async def find_refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that goes no further, once that is noted."""
+        status, reason, why = self._check_request(request)
+        if not reason:
+            return None
+        line, caller = format_request_line(request.scope), get_caller(request.scope)
+        # The audit log may wait for a disk.
+        await asyncio.to_thread(self._refusals.add, reason, caller, line, why)
+        headers = {"connection": "close", **({"allow": "GET"} if reason == "method" else {})}
+        return PlainTextResponse(f"{why}\n", status, headers)
+
+    def _check_request(self, request: Request) -> tuple[int, str, str]:
+        """Return status, reason and sentence of a refusal; an empty reason for what goes on."""
+        if request.scope["http_version"] not in _HTTP_VERSIONS:
+            return 505, "malformed", f"version {request.scope['http_version']} of HTTP is not known"
+        written = self._writing.get(request.scope["path"]) if request.method == "POST" else None
+        if request.method != "GET" and written is None:
+            return 501, "method", f"method {request.method} is not allowed: pages only read (GET)"
+        if is_from_other_site(request):
+            return 403, "role", "a page of another site has made this request"
+        if written is not None and not is_same_origin(request.headers):
+            return 403, "role", "this request does not come from a page of this server"
+        method = written or self._find_method(request.scope["path"])
+        why = self._explain_refusal(method, get_caller(request.scope))
+        return (403, "role", why) if why else (200, "", "")
+
+
+def admit_local_caller(method: str, caller: CallerIdentity) -> str:
+    """Return no refusal: without TLS every caller is on this host."""
+    return ""
+
+
+def get_caller(scope: Scope) -> CallerIdentity:
+    """Return who made a request."""
+    return scope.get(CALLER_KEY, LOCAL_CALLER)
+
+
+def format_request_line(scope: Scope) -> str:
+    """Return the first line of a request."""
+    query = scope["query_string"].decode("latin-1")
+    path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+    return f"{scope['method']} {path} HTTP/{scope['http_version']}"
+
+
+def is_from_other_site(request: Request) -> bool:
+    """Return whether a page of another site made a request, other than by a link.
+
+    Browsers present certificates to everyone who asks: such requests would be in the name of
+    the user.
+    """
+    if request.headers.get("sec-fetch-site", "") not in ("cross-site", "same-site"):
+        return False
+    is_link = request.headers.get("sec-fetch-mode") == "navigate"
+    return not (is_link and request.headers.get("sec-fetch-dest") == "document")

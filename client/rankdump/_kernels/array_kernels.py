@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._kernels.array_memory import find_address
 from rankdump._kernels.element_moments import (
     ALL_PARTS,
     ELEMENT_CODES,
     ElementMoments,
+    find_address,
     merge_moments,
 )
 from rankdump._kernels.kernel_functions import KERNELS

@@ -1,5 +1,5 @@
 """Moments of elements, which statistics are made of, and the codes by which kernels know element
-types. Pure.
+types; addresses of the elements of arrays. Pure.
 """
 
 from __future__ import annotations
@@ -7,7 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 ELEMENT_CODES = {
@@ -83,3 +86,34 @@ def _find_maximum(numbers: Sequence[float]) -> float:
     if any(map(math.isnan, numbers)):
         return math.nan
     return max(numbers, key=lambda number: (number, math.copysign(1.0, number)))
+
+
+class _MemoryDescription:
+    """Memory as numpy takes it from other libraries."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.__array_interface__ = description
+
+
+def view_memory(
+    address: int,
+    dtype: npt.DTypeLike,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+) -> npt.NDArray[Any]:
+    """Return an array over memory, which the caller keeps alive; strides in bytes."""
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    description: dict[str, Any] = {
+        "version": 3,
+        "data": (address, False),
+        "typestr": np.dtype(dtype).str,
+        "shape": shape,
+        "strides": strides,
+    }
+    return np.asarray(_MemoryDescription(description))
+
+
+def find_address(array: npt.NDArray[Any]) -> int:
+    """Return the address of the first element; faster than `array.ctypes`."""
+    return array.__array_interface__["data"][0]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._kernels.array_memory import view_memory
 from rankdump._kernels.element_moments import (
     COUNTS,
     ELEMENT_CODES,
@@ -24,6 +23,7 @@ from rankdump._kernels.element_moments import (
     SUMS,
     ElementMoments,
     merge_moments,
+    view_memory,
 )
 from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
 

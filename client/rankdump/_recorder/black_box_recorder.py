@@ -28,10 +28,9 @@ from rankdump._core.black_box import (
     pack_row,
 )
 from rankdump._core.bounded_cache import remember
-from rankdump._core.plan import BlackBoxSettings, OperatorSelection
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection, describe_rule
 from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import CallLister, LateRow, TensorSource, TurnSpending
-from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.kept_tensors import KeptTensors, copy_tensor

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 
+from rankdump._core.job_control import IterationPlan
 from rankdump._core.plan import DumpPlan
-from rankdump._core.plan_change import IterationPlan
 from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._core.selection import decide_device, decide_iteration
 from rankdump._core.session_protocol import IterationEnd

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from rankdump._config.control_changes import make_plan_change
 from rankdump._core.bounded_cache import remember
-from rankdump._core.job_control import ControlAnswer, ControlOrder
-from rankdump._core.plan_change import PlanChange, PlanSchedule
+from rankdump._core.job_control import ControlAnswer, ControlOrder, PlanChange, PlanSchedule
 from rankdump.errors import ConfigError
 
 _TIMED_STEPS = 8

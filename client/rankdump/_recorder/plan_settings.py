@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rankdump._core.job_control import PlanChange
 from rankdump._core.plan import DumpPlan, OperatorSelection, TensorSelection
-from rankdump._core.plan_change import PlanChange
 from rankdump._core.selection import decide_device
 from rankdump._core.statistics import DEVICE_STATISTICS
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES

@@ -15,16 +15,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rankdump._core.black_box import pack_row
-from rankdump._core.plan import OperatorSelection
-from rankdump._core.record import TensorKind
-from rankdump._core.selection import list_spellings
-from rankdump._core.watch_rule import (
+from rankdump._core.plan import (
     MAX_RULE_PATTERNS,
     MAX_RULES,
     MIN_UNCHANGED_STEPS,
+    OperatorSelection,
     WatchRule,
     describe_rule,
 )
+from rankdump._core.record import TensorKind
+from rankdump._core.selection import list_spellings
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.pulse_decisions import HISTORY_STEPS, has_jumped
 

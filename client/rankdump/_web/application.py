@@ -32,8 +32,7 @@ from rankdump._web.html_templates import make_environment
 from rankdump._web.job_source import JobSource
 from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
-from rankdump._web.order_page import ORDER
-from rankdump._web.order_trace import make_trace, parse_trace
+from rankdump._web.order_page import ORDER, make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
 from rankdump._web.page_kinds import (
     AbsentPageError,
@@ -46,9 +45,15 @@ from rankdump._web.page_kinds import (
 from rankdump._web.query_page import make_query_page
 from rankdump._web.query_process import QueryProcess
 from rankdump._web.rank_map import draw_rank_map, make_rank_map_page
-from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
-from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
+from rankdump._web.tensor_page import (
+    TENSOR,
+    draw_slice,
+    find_row,
+    make_npy,
+    name_tensor,
+    parse_tensor,
+)
 from rankdump._web.tree_choice import KEPT_PARAMETERS, TreeChoice, list_choices, parse_choice
 from rankdump.errors import (
     ConfigError,

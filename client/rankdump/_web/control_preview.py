@@ -10,8 +10,7 @@ from typing import NamedTuple
 from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.rank_tallies import RankTally, tally_ranks
 from rankdump._config.control_changes import check_values
-from rankdump._core.job_control import ControlAction, ControlOrder
-from rankdump._core.plan_change import NO_ITERATIONS
+from rankdump._core.job_control import NO_ITERATIONS, ControlAction, ControlOrder
 from rankdump._core.status import SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_count
 from rankdump._web.page_kinds import AbsentPageError

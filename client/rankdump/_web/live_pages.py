@@ -28,11 +28,10 @@ from starlette.types import ASGIApp
 from rankdump._core.caller_roles import explain_refusal
 from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.status import StatusView, view_as_json
-from rankdump._http.role_gate import CONTROL_METHOD, get_caller
+from rankdump._http.request_gate import CONTROL_METHOD, get_caller
 from rankdump._web.control_preview import OrderPreview, describe_plans, preview_order, select_job
 from rankdump._web.dump_source import DumpSource, find_tree_number
-from rankdump._web.job_source import ControlOutcome, JobSource
-from rankdump._web.live_stream import EventStream, LiveFeed, LiveState
+from rankdump._web.job_source import ControlOutcome, EventStream, JobSource, LiveFeed, LiveState
 from rankdump._web.live_view import LiveContent, make_live_content
 from rankdump._web.page_kinds import PageParameters, ParameterError, make_body, wants_json
 from rankdump.errors import ForbiddenError, RejectedError, UnavailableError

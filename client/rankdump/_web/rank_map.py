@@ -16,8 +16,13 @@ from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._web.dump_source import DumpSource, read_tree_stamp
 from rankdump._web.page_kinds import PageKind, PageParameters, slice_page
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
-from rankdump._web.rank_differences import DifferenceRequest, count_differences
-from rankdump._web.rank_values import RankValues, arrange_values, read_times
+from rankdump._web.rank_values import (
+    DifferenceRequest,
+    RankValues,
+    arrange_values,
+    count_differences,
+    read_times,
+)
 from rankdump._web.tensor_rows import match_rows
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}

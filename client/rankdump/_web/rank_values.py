@@ -1,19 +1,27 @@
-"""A number for each iteration of each rank, as the map of ranks shows it, and how long each took:
-by the order of all ranks where the tree has one, else by the times of its tensors.
+"""Numbers for each iteration of each rank, as the map of ranks shows them: how long each took, by
+the order of all ranks where the tree has one, else by the times of its tensors; and how many
+tensors differ from those of another rank or tree, by digests, or by fingerprints where a side has
+none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rankdump._analysis.reader.order_times import read_rank_times
-from rankdump._web.dump_source import DumpSource
-from rankdump._web.order_trace import open_order
-from rankdump._web.page_kinds import AbsentPageError
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.units import format_count
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
+from rankdump._web.dump_source import DumpSource, JobAttempt
+from rankdump._web.order_page import open_order
+from rankdump._web.page_kinds import MAX_NUMBER, AbsentPageError
+from rankdump._web.tensor_rows import match_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +88,196 @@ def _read_order_times(source: DumpSource) -> pa.Table | None:
         return None
     size = sum(path.stat().st_size for path in order.paths)
     return read_rank_times(order, source.part.attempt) if size <= _MAX_ORDER_BYTES else None
+
+
+_MAX_ROWS = 1 << 17
+"""Rows that are compared at a time, if a rank has no more in an iteration."""
+COPIES_CONDITION = (
+    f"(CAST(op_type AS VARCHAR) = '{PARAMETER_OP_TYPE}' "
+    f"OR starts_with(CAST(name AS VARCHAR), '{GRADIENTS_PREFIX}'))"
+)
+"""Of parameters and gradients, which ranks with other data have in common."""
+_PART = (
+    "CASE WHEN layout IS NULL THEN '' ELSE regexp_replace(CAST(layout AS VARCHAR), "
+    "'[^,]* [0-9]+/[0-9]+ Replicate(, )?', '', 'g') END"
+)
+"""Which part of a logical tensor it is: mesh dimensions along which ranks have copies are left
+out."""
+_IN_SPAN = "iteration BETWEEN ? AND ? AND rank BETWEEN ? AND ?"
+_STATEMENT = (
+    f"SELECT rank, iteration, hash(name, side, slot, microbatch, {_PART}) AS key, "
+    "hash(coalesce(nullif(digest, ''), md5)) AS digest, "
+    "coalesce(digest, md5, '') <> '' AS digested, "
+    "coalesce(fingerprint, 0) AS print, fingerprint IS NOT NULL AS printed FROM tensors "
+    f"WHERE {_IN_SPAN} AND {{}} ORDER BY iteration, rank, attempt, position"
+)
+_FACTORS = tuple(
+    np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+)
+"""Odd numbers that spread keys over 64 bits (of xxHash and SplitMix64)."""
+_Keys = npt.NDArray[np.uint64]
+
+
+class DifferenceRequest(NamedTuple):
+    """What is compared."""
+
+    base: int | None
+    """Rank that all others are compared with; None for the same rank of another tree."""
+    only_copies: bool
+    """Whether parameters and gradients alone are compared."""
+    search: str
+    """Part of the names of the operators."""
+
+
+class _RowSpan(NamedTuple):
+    """Iterations and ranks that are read together."""
+
+    first: int
+    last: int
+    first_rank: int
+    last_rank: int
+
+
+_EVERYTHING = _RowSpan(0, MAX_NUMBER, 0, MAX_NUMBER)
+
+
+class _TensorColumns(NamedTuple):
+    """Tensors in the order of iteration, rank and execution."""
+
+    rank: npt.NDArray[np.int64]
+    iteration: npt.NDArray[np.int64]
+    key: _Keys
+    """Equal for tensors that are one in several ranks or trees, with their number among these."""
+    digest: _Keys
+    digested: npt.NDArray[np.bool_]
+    print: _Keys
+    printed: npt.NDArray[np.bool_]
+
+
+def count_differences(
+    source: DumpSource, other: DumpSource, request: DifferenceRequest
+) -> RankValues:
+    """Return how many tensors of each rank and iteration differ from those of the base."""
+    if request.base is None and other.part.attempt is None and other.attempts:
+        other = other.select(JobAttempt(*other.attempts[-1]))
+    counts: list[npt.NDArray[np.int64]] = []
+    total, paired = 0, 0
+    for span in _iter_spans(source, request):
+        own = _read_columns(source, request, span)
+        rank = request.base
+        base = own
+        if rank is None:
+            base = _read_columns(other, request, span)
+        elif not span.first_rank <= rank <= span.last_rank:
+            base = _read_columns(source, request, span._replace(first_rank=rank, last_rank=rank))
+        found, is_known = _compare(own, base, request)
+        counts.append(_sum_places(own, found, is_known))
+        total, paired = total + len(own.key), paired + int(is_known.sum())
+    joined = np.hstack(counts) if counts else np.zeros((3, 0), np.int64)
+    note = f"{paired:,} of {format_count(total, 'tensor')} have a counterpart with a digest"
+    return arrange_values(joined[0], joined[1], joined[2].astype(np.float64), note)
+
+
+def _sum_places(
+    own: _TensorColumns, found: npt.NDArray[np.bool_], is_known: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Return rank, iteration and sum of each place with a known tensor."""
+    changes = (own.rank[1:] != own.rank[:-1]) | (own.iteration[1:] != own.iteration[:-1])
+    starts = np.flatnonzero(np.append(len(own.key) > 0, changes))
+    if not len(starts):
+        return np.zeros((3, 0), np.int64)
+    sums = [np.add.reduceat(each.astype(np.int64), starts) for each in (found, is_known)]
+    return np.stack([own.rank[starts], own.iteration[starts], sums[0]])[:, sums[1] > 0]
+
+
+def _make_condition(request: DifferenceRequest) -> tuple[str, list[object]]:
+    conditions, values = match_rows(search=request.search)
+    copies = [COPIES_CONDITION] if request.only_copies else []
+    return " AND ".join(["iteration IS NOT NULL", *copies, *conditions]), values
+
+
+def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[_RowSpan]:
+    """Yield what is read at a time: some iterations, or some ranks of one."""
+    for first, last in _group_rows(_count_rows(source, request, "iteration", _EVERYTHING)):
+        whole = _RowSpan(first, last, 0, MAX_NUMBER)
+        if first < last:
+            yield whole
+            continue
+        for ranks in _group_rows(_count_rows(source, request, "rank", whole)):
+            yield _RowSpan(first, last, *ranks)
+
+
+def _count_rows(
+    source: DumpSource, request: DifferenceRequest, column: str, span: _RowSpan
+) -> list[tuple[int, int]]:
+    """Return the number of rows for each iteration, or rank, of a span."""
+    condition, values = _make_condition(request)
+    rows = source.get_rows(
+        f"SELECT {column} AS place, count(*) AS n FROM tensors WHERE {_IN_SPAN} AND {condition} "
+        "GROUP BY 1 ORDER BY 1",
+        (*span, *values),
+    )
+    return [(row["place"], row["n"]) for row in rows]
+
+
+def _group_rows(counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last place of neighbours with not too many rows together."""
+    first, last, held = None, 0, 0
+    for place, count in counts:
+        if first is not None and held + count > _MAX_ROWS:
+            yield first, last
+            first, held = None, 0
+        first = place if first is None else first
+        last, held = place, held + count
+    if first is not None:
+        yield first, last
+
+
+def _read_columns(source: DumpSource, request: DifferenceRequest, span: _RowSpan) -> _TensorColumns:
+    condition, values = _make_condition(request)
+    table = source.read_table(_STATEMENT.format(condition), (*span, *values))
+    found = {name: table.column(name).to_numpy() for name in table.column_names}
+    rank, iteration = (found[name].astype(np.int64) for name in ("rank", "iteration"))
+    key = found["key"] * _FACTORS[0] + iteration.astype(np.uint64) * _FACTORS[1]
+    key = _add_numbers(key, rank)
+    names = "digest", "digested", "print", "printed"
+    return _TensorColumns(rank, iteration, key, *(found[name] for name in names))
+
+
+def _add_numbers(key: _Keys, rank: npt.NDArray[np.int64]) -> _Keys:
+    """Return keys that differ where a rank has one several times: the nth is one with the nth."""
+    own = key + rank.astype(np.uint64) * _FACTORS[2]
+    order = np.argsort(own, kind="stable")
+    ordered = own[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(own) else order
+    numbers = np.arange(len(own)) - np.repeat(starts, np.diff(np.append(starts, len(own))))
+    made = np.empty_like(key)
+    made[order] = key[order] + numbers.astype(np.uint64) * _FACTORS[0]
+    return made
+
+
+def _compare(
+    own: _TensorColumns, base: _TensorColumns, request: DifferenceRequest
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which tensors differ from their counterparts, and which have any that tells."""
+    # Compared with another tree, ranks are a part of the key.
+    keys = own.key, base.key
+    chosen = np.arange(len(base.key))
+    if request.base is not None:
+        chosen = np.flatnonzero(base.rank == request.base)
+    else:
+        ranks = (each.rank.astype(np.uint64) * _FACTORS[2] for each in (own, base))
+        keys = own.key + next(ranks), base.key + next(ranks)
+    order = chosen[np.argsort(keys[1][chosen])]
+    ordered = keys[1][order]
+    if not len(ordered):
+        nothing = np.zeros(len(own.key), np.bool_)
+        return nothing, nothing
+    at = np.minimum(np.searchsorted(ordered, keys[0]), len(ordered) - 1)
+    partner = order[at]
+    is_there = ordered[at] == keys[0]
+    by_digest = is_there & own.digested & base.digested[partner]
+    by_print = is_there & ~by_digest & own.printed & base.printed[partner]
+    differs = by_digest & (own.digest != base.digest[partner])
+    differs |= by_print & (own.print != base.print[partner])
+    return differs, by_digest | by_print

@@ -1,5 +1,5 @@
 """Session of a training loop that a framework owns: it is opened, with the loop's models, where the
-first step begins, and closed where the loop ends.
+first step begins, and closed where the loop ends; checks of the objects that a script attaches.
 
 A session that the script opened stays the script's: it is neither closed here, nor are models
 attached to it if it has some. No internal error reaches the loop.
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
 from rankdump._core.log_once import LogOnce
 from rankdump._core.rank_identity import identify_rank
+from rankdump._frameworks.model_observer import format_type
 from rankdump._session import Session, default_session
+from rankdump._session.framework_adapters import MODEL_TYPES, is_mindspore_cell, is_torch_module
 from rankdump.errors import ExhaustedError
 
 _logger = logging.getLogger("rankdump")
@@ -122,3 +124,49 @@ class LoopSession:
         """Log on rank 0 what the integration does not do, once for each text."""
         if identify_rank(os.environ, tree="").rank == 0:
             _log_once.log(logging.WARNING, f"rankdump: {self._user} {text}")
+
+
+def check_models(caller: str, models: Sequence[Any]) -> None:
+    """Raise TypeError if there is no model, or one of a framework that cannot be observed."""
+    if not models:
+        raise TypeError(f"{caller}: no model is given; allowed: {MODEL_TYPES}")
+    for model in models:
+        if not (is_torch_module(model) or is_mindspore_cell(model)):
+            raise TypeError(
+                f"{caller}: a model of type {format_type(model)} is not allowed; "
+                f"allowed: {MODEL_TYPES}"
+            )
+
+
+def check_owner(caller: str, owner: Any, members: Sequence[str], allowed: str) -> None:
+    """Raise TypeError if an object lacks a member of the framework's class; `allowed` is named."""
+    missing = [name for name in members if not hasattr(owner, name)]
+    if missing:
+        raise TypeError(
+            f"{caller}: an object of type {format_type(owner)}, without `{missing[0]}`, is not "
+            f"allowed; allowed: {allowed}"
+        )
+
+
+def notify_around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Let a method of one object call `before` ahead of its work, and `after` when it has done that
+    without an error.
+    """
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def notifying(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before()
+        result = method(*args, **kwargs)
+        if after is not None:
+            after()
+        return result
+
+    setattr(owner, name, notifying)

@@ -14,8 +14,7 @@ from typing import Any
 
 from rankdump._session import Session
 from rankdump._session.framework_adapters import make_outermost_watch
-from rankdump.integrations._loop_session import LoopSession, shield
-from rankdump.integrations._object_checks import check_models, check_owner
+from rankdump.integrations._loop_session import LoopSession, check_models, check_owner, shield
 
 __all__ = ["attach"]
 

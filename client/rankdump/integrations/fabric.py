@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankdump._session import Session
-from rankdump.integrations._object_checks import check_models, check_owner, notify_around
+from rankdump.integrations._loop_session import check_models, check_owner, notify_around
 from rankdump.integrations._watched_loop import WatchedLoop
 
 __all__ = ["attach"]

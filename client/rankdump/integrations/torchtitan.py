@@ -14,8 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from rankdump._session import Session
-from rankdump.integrations._loop_session import LoopSession, shield
-from rankdump.integrations._object_checks import check_models, check_owner, notify_around
+from rankdump.integrations._loop_session import (
+    LoopSession,
+    check_models,
+    check_owner,
+    notify_around,
+    shield,
+)
 
 __all__ = ["attach"]
 

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from rankdump._http.role_gate import (
+from rankdump._http.request_gate import (
     READ_METHOD,
     RoleGate,
     admit_local_caller,

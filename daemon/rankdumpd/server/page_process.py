@@ -1,6 +1,7 @@
 """Process of the pages of dump trees and running jobs: started, told of trees and of the status,
 restarted when it ends, and asked for pages over a socket in a private folder. It has an interpreter
-of its own, so that what a page reads does not delay the calls of agents.
+of its own, so that what a page reads does not delay the calls of agents. It reads the status at a
+socket that answers each connection with one message.
 """
 
 from __future__ import annotations
@@ -25,11 +26,67 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from rankdump._core.backoff import RetryBackoff
+from rankdump._core.log_once import LogOnce
 from rankdump._core.status import StatusView
-from rankdump._http.role_gate import format_request_line, get_caller
+from rankdump._http.request_gate import format_request_line, get_caller
+from rankdump._wire.status_messages import view_to_wire
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.status_socket import StatusSocket
+
+_SEND_TIMEOUT_S = 5.0
+_STATUS_BACKLOG = 4
+
+
+class StatusSocket:
+    """Answers one connection at a time: there is one reader, which asks once a second at most."""
+
+    def __init__(self, build_status: Callable[[], StatusView]) -> None:
+        self._build_status = build_status
+        self._listening: socket.socket | None = None
+        self._logged = LogOnce(_logger)
+        self._thread = BackgroundThread(self._run, "rankdumpd-status")
+
+    def start(self, path: str) -> None:
+        """Listen at a path in a folder that others cannot enter."""
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(path)
+        self._listening.listen(_STATUS_BACKLOG)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; may be repeated, and called without `start`."""
+        if self._listening is None:
+            return
+        self._thread.request_stop()
+        # This ends the wait for a connection, which closing alone does not.
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_SEND_TIMEOUT_S)
+        self._listening.close()
+        self._listening = None
+
+    def _run(self) -> None:
+        assert self._listening is not None
+        while not self._thread.is_stopping:
+            try:
+                asking, _ = self._listening.accept()
+            except OSError as error:
+                if self._thread.is_stopping:
+                    return
+                self._logged.log(logging.ERROR, f"the pages cannot ask for the status: {error}")
+                self._thread.wait(1.0)
+                continue
+            with asking:
+                self._answer(asking)
+
+    def _answer(self, asking: socket.socket) -> None:
+        """Send the status; nothing when it cannot be told."""
+        try:
+            asking.settimeout(_SEND_TIMEOUT_S)
+            asking.sendall(view_to_wire(self._build_status()).SerializeToString())
+        except Exception:
+            # The daemon has other work, which this must not end.
+            _logger.exception("the status cannot be told to the pages")
+
 
 _MODULE = "rankdump._web.tree_server"
 _PAGES, _STATUS = "pages.sock", "status.sock"

@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rankdump._cli.output import TableColumn, format_table, number_columns
-from rankdump._cli.text_format import (
+from rankdump._cli.output import (
+    TableColumn,
     format_ratio,
     format_reasons,
     format_shape,
+    format_table,
+    number_columns,
     shorten_text,
     wrap_text,
 )

@@ -10,9 +10,8 @@ import pytest
 from support.configurations import body_of, load_body, refusal
 
 from rankdump._config.config_file import make_black_box_plan
-from rankdump._core.plan import BlackBoxSettings, plan_from_json, plan_to_json
+from rankdump._core.plan import BlackBoxSettings, WatchRule, plan_from_json, plan_to_json
 from rankdump._core.selection import decide_iteration
-from rankdump._core.watch_rule import WatchRule
 from rankdump._session.plan_source import load_session_config
 from rankdump.errors import ConfigError, ProtocolError
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankdump._config.control_changes import make_plan_change
-from rankdump._core.job_control import ControlAction
+from rankdump._core.job_control import NO_ITERATIONS, ControlAction, PlanChange
 from rankdump._core.plan import IterationSelection, OperatorSelection
-from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump.errors import ConfigError
 
 

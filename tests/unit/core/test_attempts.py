@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from rankdump._core.attempts import (
+from rankdump._core.rank_identity import RankIdentity, find_restarts, make_session_request
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.tree_session import (
     SessionPeriods,
+    TreeSession,
     describe_crash,
     number_attempt,
     order_sessions,
 )
-from rankdump._core.rank_identity import RankIdentity, find_restarts, make_session_request
-from rankdump._core.session_protocol import SessionRequest
-from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump._core.tree_session import TreeSession
 
 
 def make_session(name: str = "s", **more) -> SessionStatus:

@@ -6,6 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from rankdump._core.job_control import (
+    NO_ITERATIONS,
+    PlanChange,
+    PlanSchedule,
+    describe_operators,
+    is_changeable_to,
+)
 from rankdump._core.plan import (
     ContentSettings,
     DumpPlan,
@@ -17,13 +24,6 @@ from rankdump._core.plan import (
     WatchedOperators,
     plan_from_json,
     plan_to_json,
-)
-from rankdump._core.plan_change import (
-    NO_ITERATIONS,
-    PlanChange,
-    PlanSchedule,
-    describe_operators,
-    is_changeable_to,
 )
 from rankdump._core.selection import parse_iterations
 

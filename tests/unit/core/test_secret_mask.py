@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump._core.secret_mask import MASK, mask_arguments, mask_value
+from rankdump._recorder.process_facts import MASK, mask_arguments, mask_value
 
 SECRETS = [
     ["--api-key=hunter2"],

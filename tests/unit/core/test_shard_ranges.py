@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump._core.shard_ranges import DimensionCut, find_ranges, list_cuts, order_cuts
-from rankdump._core.tensor_layout import MeshPlacement, PlacementKind
+from rankdump._core.tensor_layout import (
+    DimensionCut,
+    MeshPlacement,
+    PlacementKind,
+    find_ranges,
+    list_cuts,
+    order_cuts,
+)
 
 SHARD = MeshPlacement(PlacementKind.SHARD, 0)
 

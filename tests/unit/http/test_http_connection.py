@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
 from rankdump._core.caller_roles import LOCAL_CALLER
-from rankdump._http.http_connection import HttpConnection
+from rankdump._http.http_server import HttpConnection
 from rankdump._web.web_server import LoggedRefusals
 
 STEP = 1 << 16

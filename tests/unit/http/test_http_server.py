@@ -21,7 +21,7 @@ from support.slab_agents import wait_until
 
 from rankdump._core.caller_roles import CallerIdentity
 from rankdump._http.http_server import HttpServer, bind_listener
-from rankdump._http.role_gate import RoleGate, admit_local_caller
+from rankdump._http.request_gate import RoleGate, admit_local_caller
 from rankdump._http.server_guard import HttpsGuard
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError

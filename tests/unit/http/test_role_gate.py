@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from rankdump._core.caller_roles import CallerIdentity, explain_refusal
-from rankdump._http.http_connection import CALLER_KEY
-from rankdump._http.request_gate import SECURITY_HEADERS
-from rankdump._http.role_gate import CONTROL_METHOD, READ_METHOD, RoleGate
+from rankdump._http.http_server import CALLER_KEY
+from rankdump._http.request_gate import CONTROL_METHOD, READ_METHOD, SECURITY_HEADERS, RoleGate
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 

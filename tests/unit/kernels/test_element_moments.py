@@ -23,7 +23,6 @@ from support.kernel_variants import (
 import rankdump._kernels._native as native
 from rankdump._kernels import numpy_twin
 from rankdump._kernels.array_kernels import measure_array
-from rankdump._kernels.array_memory import find_address
 from rankdump._kernels.element_moments import (
     ALL_PARTS,
     COUNTS,
@@ -32,6 +31,7 @@ from rankdump._kernels.element_moments import (
     PACKED_MOMENTS,
     SUMS,
     ElementMoments,
+    find_address,
 )
 
 UNIT = 2.0**-53

@@ -13,8 +13,7 @@ from support.kernel_variants import VARIANTS, get_dtype, recipes, using, widen_e
 
 import rankdump._kernels._native as native
 from rankdump._kernels import numpy_twin
-from rankdump._kernels.array_memory import find_address
-from rankdump._kernels.element_moments import ELEMENT_CODES
+from rankdump._kernels.element_moments import ELEMENT_CODES, find_address
 from rankdump._kernels.shard_fingerprint import ShardFingerprint, compute_fingerprint
 from rankdump.errors import UnsupportedError
 

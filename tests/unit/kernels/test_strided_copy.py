@@ -13,7 +13,7 @@ from support.kernel_variants import VARIANTS, using
 import rankdump._kernels._native as native
 from rankdump._kernels import array_kernels, numpy_twin
 from rankdump._kernels.array_kernels import copy_array
-from rankdump._kernels.array_memory import find_address
+from rankdump._kernels.element_moments import find_address
 
 ITEMS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 extents = st.lists(st.integers(1, 9), min_size=0, max_size=5) | st.lists(

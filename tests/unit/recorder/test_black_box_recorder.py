@@ -10,10 +10,9 @@ import pytest
 from support.black_box_side import BlackBoxSide
 
 from rankdump._core.black_box import DETAIL_ROW, FaultKind, FreezeNotice
-from rankdump._core.plan import BlackBoxSettings, OperatorSelection
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection, WatchRule
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow, TurnSpending
-from rankdump._core.watch_rule import WatchRule
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.black_box_recorder import PROGRESS_NS, UNMATCHED_STEPS

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rankdump._core.job_control import ControlAction, ControlOrder
+from rankdump._core.job_control import ControlAction, ControlOrder, PlanSchedule
 from rankdump._core.plan import DumpPlan, OutputSettings
-from rankdump._core.plan_change import PlanSchedule
 from rankdump._recorder.order_responder import NOT_ASKED, OrderResponder
 
 ASKED = ControlOrder("o", "job", ControlAction.SAVED_DATA, ("full",))

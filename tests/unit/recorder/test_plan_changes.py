@@ -10,6 +10,7 @@ import pytest
 from support.agent_double import FakeSlab, RunningFakeAgent, bodies, kinds, rows
 
 import rankdump
+from rankdump._core.job_control import NO_ITERATIONS, PlanChange
 from rankdump._core.plan import (
     ContentSettings,
     DumpPlan,
@@ -20,7 +21,6 @@ from rankdump._core.plan import (
     WatchedOperators,
     plan_from_json,
 )
-from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump._recorder.pipeline import DumpPipeline
 
 PLAN = DumpPlan(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rankdump._core.plan import WatchRule
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.watch_rule import WatchRule
 from rankdump._recorder import rule_watch
 from rankdump._recorder.rule_watch import RuleWatch, names_operator
 

@@ -13,13 +13,13 @@ import pytest
 from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
 from rankdump._core.run_card import ModelSummary, ParameterDigest, parse_card
-from rankdump._core.secret_mask import mask_arguments
 from rankdump._recorder import process_facts
 from rankdump._recorder.declared_layouts import DeclaredLayouts
 from rankdump._recorder.process_facts import (
     ALLOWED_VARIABLES,
     find_cann_version,
     find_revision,
+    mask_arguments,
     read_random_states,
 )
 from rankdump._recorder.run_card_recorder import RunCardRecorder

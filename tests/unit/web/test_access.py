@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from rankdump._http.request_gate import SECURITY_HEADERS
-from rankdump._web.access_gate import TOKEN_LIFE_S, AccessGate, AccessTokens, is_own_host
+from rankdump._web.web_server import TOKEN_LIFE_S, AccessGate, AccessTokens, is_own_host
 
 
 class HandClock:

@@ -28,9 +28,9 @@ from rankdump._core.status import (
     view_as_json,
 )
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
-from rankdump._http.http_connection import CALLER_KEY
-from rankdump._web import live_pages, live_stream
-from rankdump._web.live_stream import EventStream, LiveFeed, LiveState, format_event, iter_events
+from rankdump._http.http_server import CALLER_KEY
+from rankdump._web import job_source, live_pages
+from rankdump._web.job_source import EventStream, LiveFeed, LiveState, format_event, iter_events
 from rankdump._web.live_view import MAX_RANKS_LISTED, make_live_content
 from rankdump.errors import ConfigError, ForbiddenError, RejectedError, UnavailableError
 
@@ -352,7 +352,7 @@ def test_reader_that_takes_nothing_lets_nothing_be_read(source):
 
 @pytest.mark.parametrize("takes", [True, False])
 def test_stream_ends_with_the_server(source, monkeypatch, takes: bool):
-    monkeypatch.setattr(live_stream, "_END_S", 0.01)
+    monkeypatch.setattr(job_source, "_END_S", 0.01)
     feed = make_feed(source)
 
     async def scenario() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from support.web_trees import fill_tree
 
 from rankdump._core.events import EventKind, ProcessGroup, RankEvent
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
-from rankdump._web import order_trace
+from rankdump._web import order_page
 from rankdumpd.coordinator.publish.publisher import OrderPublisher
 
 WORLD = ProcessGroup("world", (0, 1))
@@ -122,7 +122,7 @@ def test_trace_that_is_not_there_is_one_line(published, open_pages, parameters, 
 
 
 def test_part_that_is_too_large_says_what_to_do(published, tmp_path, open_pages, monkeypatch):
-    monkeypatch.setattr(order_trace, "MAX_PART_BYTES", 300)
+    monkeypatch.setattr(order_page, "MAX_PART_BYTES", 300)
     made = fill_tree(tmp_path / "tree")
     for root, words in ((published, "the whole iteration can be"), (made, "rankdump order /")):
         answer = open_pages(root).get("/order/trace.json", params={"iteration": 1, "first": 0})

@@ -32,7 +32,7 @@ from rankdump._analysis.reader import coordinator_files
 from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._analysis.table_index import index_tree
 from rankdump._cli.command_group import run_command_line
-from rankdump._web import tensor_elements, tensor_list, tensor_rows
+from rankdump._web import tensor_list, tensor_page, tensor_rows
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.page_kinds import MAX_NUMBER
@@ -246,7 +246,7 @@ def test_statistics_without_elements_say_so(pages):
 
 
 def test_large_tensor_is_not_read(pages, monkeypatch):
-    monkeypatch.setattr(tensor_elements, "MAX_ELEMENT_BYTES", 10)
+    monkeypatch.setattr(tensor_page, "MAX_ELEMENT_BYTES", 10)
     body = pages.get("/tensor.json", params=tensor()).json()
     assert "a page reads at most 10 B" in body["elements_note"]
     assert pages.get("/tensor/elements.npy", params=tensor()).status_code == 503

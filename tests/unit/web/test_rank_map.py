@@ -16,7 +16,7 @@ from rankdump._analysis.reader.coordinator_files import read_order
 from rankdump._analysis.reader.order_times import read_rank_times
 from rankdump._analysis.table_index import index_tree
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
-from rankdump._web import rank_differences, rank_values
+from rankdump._web import rank_values
 from rankdump.errors import CorruptedError
 
 DIFFERENCES = "fingerprint_differences"
@@ -120,7 +120,7 @@ def test_trees_are_compared_rank_by_rank(copies, open_pages, tmp_path, monkeypat
     same, body = read_map(client, statistic=DIFFERENCES, against=1)
     assert same == [[0.0, 0.0]] * 3
     assert body["title"] == f"Tensors that differ from those of {copies['walked']}"
-    monkeypatch.setattr(rank_differences, "_MAX_ROWS", 1)
+    monkeypatch.setattr(rank_values, "_MAX_ROWS", 1)
     lines, _ = read_map(client, statistic=DIFFERENCES, against=2)
     assert lines == [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
     # Ranks are read one by one, and the base again for each.

@@ -18,7 +18,7 @@ import xxhash
 
 from rankdump._analysis.compare.tensor_blocks import TensorElements
 from rankdump._analysis.reader.shard_join import REDUCTIONS, JoinBlock, JoinPlan
-from rankdump._core.shard_ranges import find_block_ranges
+from rankdump._core.tensor_layout import find_block_ranges
 
 _Array: TypeAlias = "npt.NDArray[Any]"
 _BLOCK_NUMBERS = 1 << 15

@@ -24,14 +24,15 @@ import numpy.typing as npt
 from rankdump._analysis.reader.manifests import StatusAndRecord
 from rankdump._analysis.reader.statistic_tables import (
     INFO_ITEMS,
+    MAX_HEADER_BYTES,
     TOOL_STEP,
     PlacedInfoLine,
     make_info_row,
     make_statistics_row,
     number_blocks,
+    open_table,
 )
 from rankdump._analysis.reader.table_records import MAX_STAMP_US, TableRecords
-from rankdump._analysis.reader.table_text import MAX_HEADER_BYTES, open_table
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line

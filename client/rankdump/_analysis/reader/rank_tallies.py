@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rankdump._analysis.reader.query import name_ranks, ranges
-from rankdump._core.attempts import describe_crash
 from rankdump._core.drop_reasons import describe_degraded, describe_drops
-from rankdump._core.plan_change import NO_ITERATIONS
+from rankdump._core.job_control import NO_ITERATIONS
 from rankdump._core.status import (
     IterationStatus,
     RankWait,
@@ -21,6 +20,7 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump._core.tree_session import describe_crash
 from rankdump._core.units import format_count, format_duration
 from rankdump.errors import CorruptedError
 

@@ -34,12 +34,14 @@ from rankdump._analysis.reader.statistic_columns import (
     parse_statistic_texts,
     read_statistic_text,
 )
-from rankdump._analysis.reader.statistic_tables import INFO_ITEMS, spell_info_values, spell_title
-from rankdump._analysis.reader.table_text import (
+from rankdump._analysis.reader.statistic_tables import (
+    INFO_ITEMS,
     MAX_HEADER_BYTES,
     open_table,
     read_blocks_backward,
     read_table,
+    spell_info_values,
+    spell_title,
 )
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._core.shard_ranges import find_block_ranges
-from rankdump._core.tensor_layout import PlacementKind, TensorLayout
+from rankdump._core.tensor_layout import PlacementKind, TensorLayout, find_block_ranges
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _Array: TypeAlias = "npt.NDArray[Any]"

@@ -18,8 +18,7 @@ from pyarrow import csv as arrow_csv
 
 from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
-from rankdump._analysis.reader.statistic_tables import spell_title
-from rankdump._analysis.reader.table_text import read_table
+from rankdump._analysis.reader.statistic_tables import read_table, spell_title
 from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS, Figures
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS, TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess

@@ -1,19 +1,27 @@
 """Rows of statistics from lines of `statistic.csv`, of the table of one operator, and of the info
-file of an API dump. Titles of columns are those of MindSpore for tables of any tool.
+file of an API dump, and the lines of such files, packed or not, also from the end: what is wanted
+of a table that grows is usually what came last. Titles of columns are those of MindSpore for tables
+of any tool.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.tree import Figures, Table
+from rankdump._analysis.table.tree_access import TreeAccess
+from rankdump._codec.file_codec import select_codec
 from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey
@@ -208,3 +216,64 @@ def make_statistics_row(
         relative=table.relative,
         record=record,
     )
+
+
+BLOCK_BYTES = 4 << 20
+MAX_HEADER_BYTES = 1 << 16
+_MAX_TABLE_BYTES = 4 << 30
+"""Largest unpacked size of a table that is read whole."""
+
+
+def read_table(access: TreeAccess, folder: str, name: str) -> bytes:
+    """Return the unpacked bytes of a table; CorruptedError when it cannot be read."""
+    with named_errors(access.root / folder / name):
+        packed = access.read(folder, name)
+        return bytes(select_codec(name).decode(packed, limit_bytes=_MAX_TABLE_BYTES))
+
+
+@contextmanager
+def open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
+    """Open a table for reading; CorruptedError when it cannot be read, packed or not.
+
+    What is wrong in its lines is for those who read them to say, with its path.
+    """
+    if select_codec(name).suffix:
+        yield io.BytesIO(read_table(access, folder, name))
+        return
+    path = access.root / folder / name
+    with ExitStack() as stack:
+        with named_errors(path):
+            file = stack.enter_context(access.open(folder, name))
+        try:
+            yield file
+        except OSError as error:
+            raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class LineBlock(NamedTuple):
+    """Whole lines of a file."""
+
+    start: int
+    """Place of the first one, in bytes."""
+    lines: bytes
+
+
+def read_blocks_backward(file: BinaryIO, *, start: int = 0) -> Iterator[LineBlock]:
+    """Yield the lines behind a place in blocks, the last block first, each in the file's order.
+
+    The last line is left out when it has no end: it is being written.
+    """
+    place, rest, has_end = file.seek(0, os.SEEK_END), b"", False
+    while place > start:
+        first = max(start, place - BLOCK_BYTES)
+        file.seek(first)
+        data = file.read(place - first) + rest
+        place = first
+        if not has_end:
+            data = data[: data.rfind(b"\n") + 1]
+            has_end = bool(data)
+        # What comes before the first line end belongs to a line that begins in the block before.
+        cut = data.find(b"\n") + 1 if place > start else 0
+        rest = data[:cut]
+        if len(data) > cut:
+            yield LineBlock(place + cut, data[cut:])

@@ -12,9 +12,8 @@ from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.foreign_dumps import read_foreign_rows
 from rankdump._analysis.reader.growing_tables import GrowingTable, NameFilter
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import make_statistics_row
+from rankdump._analysis.reader.statistic_tables import make_statistics_row, read_table
 from rankdump._analysis.reader.table_records import TableRecords
-from rankdump._analysis.reader.table_text import read_table
 from rankdump._analysis.reader.tree import (
     Entry,
     Figures,

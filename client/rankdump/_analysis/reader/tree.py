@@ -25,11 +25,10 @@ import numpy.typing as npt
 
 from rankdump._analysis.reader.query import Query
 from rankdump._codec.file_codec import select_codec
-from rankdump._core.attempts import SessionPeriods
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
-from rankdump._core.tree_session import TreeSession
+from rankdump._core.tree_session import SessionPeriods, TreeSession
 from rankdump._layout.file_name import FileName
 from rankdump._layout.foreign_calls import FOREIGN_TITLES, L1NORM_ITEM
 

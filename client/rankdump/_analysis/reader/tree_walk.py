@@ -48,10 +48,10 @@ from rankdump._analysis.reader.tree_files import (
 )
 from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import compute_stored_bytes
-from rankdump._core.attempts import SessionPeriods, order_sessions
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.npy_format import compute_npy_sizes
+from rankdump._core.tree_session import SessionPeriods, order_sessions
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
     RANK_FOLDER_PATTERN,

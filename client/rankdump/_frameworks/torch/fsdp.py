@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
     PlacementKind,
     RankMesh,
     TensorLayout,
+    make_block_layout,
     make_rank_mesh,
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder

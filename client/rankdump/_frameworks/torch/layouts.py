@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rankdump._core.bounded_cache import look_up, remember
-from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     MAX_MESH_NAME_CHARACTERS,
     LayoutSource,
@@ -25,6 +24,7 @@ from rankdump._core.tensor_layout import (
     RankMesh,
     TensorLayout,
     find_layout_fault,
+    make_block_layout,
     make_rank_mesh,
 )
 from rankdump._frameworks.torch.internals import disable_observation

@@ -41,7 +41,7 @@ from rankdump._frameworks.operator_names import (
 )
 from rankdump._frameworks.tensor_turns import TensorTurns, TurnHook, clear_turns
 from rankdump._frameworks.torch.communication import collective_recorder
-from rankdump._frameworks.torch.device_pulses import (
+from rankdump._frameworks.torch.device_tensors import (
     DevicePulses,
     LateStep,
     PulsePlace,

@@ -20,8 +20,8 @@ from torch.nn import Module
 
 from rankdump._core.replay_report import ReplayReport, RunDigests, compare_runs
 from rankdump._core.run_card import RANDOM_PREFIX
-from rankdump._frameworks.digest_recorder import DigestRecorder, digest_source
 from rankdump._frameworks.model_observer import find_script_line, format_type
+from rankdump._frameworks.null_recorder import DigestRecorder, digest_source
 from rankdump._frameworks.operator_names import list_result_leaves
 from rankdump._frameworks.torch.card_observer import read_device_generators
 from rankdump._frameworks.torch.communication import collective_recorder

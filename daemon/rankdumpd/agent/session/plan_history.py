@@ -7,8 +7,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from rankdump._core.job_control import is_changeable_to
 from rankdump._core.plan import DumpPlan
-from rankdump._core.plan_change import is_changeable_to
 from rankdump._layout.tree_layouts import find_contradiction
 from rankdump.errors import ProtocolError
 from rankdumpd.agent.storage.session_storage import SessionStorage, change_session_storage

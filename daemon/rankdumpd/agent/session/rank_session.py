@@ -14,11 +14,9 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 from rankdump._core import selection
-from rankdump._core.attempts import number_attempt
 from rankdump._core.black_box import FreezeNotice
-from rankdump._core.job_control import ControlOrder
+from rankdump._core.job_control import ControlOrder, describe_operators
 from rankdump._core.plan import DumpPlan
-from rankdump._core.plan_change import describe_operators
 from rankdump._core.session_protocol import (
     Acknowledgement,
     ChangedPlan,
@@ -27,7 +25,7 @@ from rankdump._core.session_protocol import (
     SessionRequest,
 )
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump._core.tree_session import DaemonAddresses, TreeSession
+from rankdump._core.tree_session import DaemonAddresses, TreeSession, number_attempt
 from rankdump.errors import RankdumpError, UnavailableError
 from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger

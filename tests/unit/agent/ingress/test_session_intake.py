@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rankdump._core.job_control import NO_ITERATIONS, PlanChange
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
-from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.ingress import session_intake

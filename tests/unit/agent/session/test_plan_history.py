@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from rankdump._core.job_control import NO_ITERATIONS, PlanChange
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
-from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump.errors import ProtocolError
 from rankdumpd.agent.session.plan_history import PlanHistory
 from rankdumpd.agent.storage.session_storage import make_session_storage

@@ -39,13 +39,13 @@ from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide
-from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_fingerprint import measure_with_fingerprint, place_fingerprint
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
     PlacementKind,
     TensorLayout,
+    make_block_layout,
     make_rank_mesh,
 )
 

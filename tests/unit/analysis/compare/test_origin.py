@@ -8,7 +8,7 @@ from dataclasses import replace
 from support.diff_programs import rows
 from support.diff_reports import measures
 
-from rankdump._analysis.compare.job_origin import (
+from rankdump._analysis.compare.origin_search import (
     MergedCallOrder,
     RankExchange,
     convert_rank_origin,

@@ -25,7 +25,7 @@ from rankdump._analysis.plot.chart_picture import (
     render_picture,
     select_prominent_lines,
 )
-from rankdump._cli.text_format import shorten_text
+from rankdump._cli.output import shorten_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

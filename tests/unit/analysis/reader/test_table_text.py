@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from rankdump._analysis.reader import table_text
-from rankdump._analysis.reader.table_text import read_blocks_backward
+from rankdump._analysis.reader import statistic_tables
+from rankdump._analysis.reader.statistic_tables import read_blocks_backward
 
 TEXTS = [
     b"",
@@ -26,7 +26,7 @@ TEXTS = [
 def test_blocks_have_every_whole_line_once(
     text: bytes, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table_text, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(statistic_tables, "BLOCK_BYTES", block_bytes)
     for start in {0, text.find(b"\n") + 1}:
         blocks = [*read_blocks_backward(io.BytesIO(text), start=start)]
         whole = text[start : text.rfind(b"\n") + 1]
