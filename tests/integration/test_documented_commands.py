@@ -140,30 +140,43 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
         f"{RUN} torchrun --nproc-per-node 2 train.py",
         "tests/integration/test_documented_commands.py::trained",
     )
+    _show_trees(page, trained)
+    page.run("rankdump order /data/dump --iteration 1", says="AllReduce")
+    page.run("rankdump diff after before", status=1, says="the difference starts at")
+    demo = "tests/integration/test_demo.py::test_example_trains_identically_without_dump"
+    page.elsewhere("make demo", demo)
+
+
+def _show_trees(page: DocumentPage, trained: TrainedTrees) -> None:
+    """Run the commands that both the README and the list of all commands have."""
     write_job(page)
     for name in ("data/dump", "before"):
         copied(trained.tree, page.folder / name)
     copied(trained.other, page.folder / "after")
-    page.run("rankdump order /data/dump --iteration 1", says="AllReduce")
     page.run("rankdump order [TREE]", TREE="/data/dump", says="AllReduce")
-    page.run("rankdump diff after before", status=1, says="the difference starts at")
     page.run("rankdump diff A B", A="before", B="before", says="0 different|450 same")
-    page.run("rankdump card TREE", TREE="before", says="model Sequential: 4 parameters")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
-    _replay_call(page)
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
+    page.run("rankdump show FILE", FILE=file, says=r"shape: +\(2,2\)")
+    page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
+    page.run("rankdump status [TREE]", TREE="/data/dump", says=r"all +18/18")
+    page.elsewhere("rankdump web TREE", WEB)
+
+
+def all_commands(page: DocumentPage, trained: TrainedTrees) -> None:
+    _show_trees(page, trained)
+    page.run("rankdump card TREE", TREE="before", says="model Sequential: 4 parameters")
+    _replay_call(page)
     count = "'SELECT count(*) AS tensors FROM tensors'"
     page.run("rankdump query TREE SQL", TREE="/data/dump", SQL=count, says="tensors")
+    page.elsewhere("rankdump index TREE", "tests/integration/test_documented_commands.py::querying")
     material.with_statistics(page.folder / "charts")
     page.run(
         "rankdump plot TREE -o FILE", TREE="charts", FILE="x.svg", says="x.svg written: l2norm"
     )
-    page.run("rankdump show FILE", FILE=file, says=r"shape: +\(2,2\)")
-    page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
     page.run("rankdump find-source TREE train.py:24", TREE="/data/dump", says="Linear-op0")
     page.run("rankdump config check FILE", FILE="data_dump.json", says="mindspore")
     page.run("rankdump fsck TREE", TREE="/data/dump", says="digests correct")
-    page.run("rankdump status [TREE]", TREE="/data/dump", says=r"all +18/18")
     page.run("rankdump hints [TREE]", TREE="/data/dump", says="gloo")
     page.run("rankdump forecast TREE", TREE="/data/dump", says="the largest iteration|iteration")
     material.overflows(page.folder / "overflows")
@@ -177,16 +190,12 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     with standalone(page):
         page.run("rankdump pin JOB", JOB="digits", says="is pinned")
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
+    here = "tests/integration/test_documented_commands.py"
     for command in ("rankdump freeze [JOB]", "rankdump faults [TREE]"):
-        page.elsewhere(command, "tests/integration/test_documented_commands.py::black_box")
-    twice = "tests/integration/test_documented_commands.py::determinism"
-    page.elsewhere("rankdump run --twice -- COMMAND", twice)
-    page.elsewhere(
-        "rankdump control JOB ACTION", "tests/integration/test_documented_commands.py::control"
-    )
-    page.elsewhere("rankdump web TREE", WEB)
-    demo = "tests/integration/test_demo.py::test_example_trains_identically_without_dump"
-    page.elsewhere("make demo", demo)
+        page.elsewhere(command, f"{here}::black_box")
+    page.elsewhere("rankdump run -- COMMAND", f"{here}::trained")
+    page.elsewhere("rankdump run --twice -- COMMAND", f"{here}::determinism")
+    page.elsewhere("rankdump control JOB ACTION", f"{here}::control")
 
 
 @contextlib.contextmanager
@@ -574,7 +583,7 @@ def deploy(page: DocumentPage, _: TrainedTrees) -> None:
 def limits(page: DocumentPage, _: TrainedTrees) -> None:
     for name in ("pin", "unpin"):
         page.elsewhere(
-            f"rankdump {name} JOB", "tests/integration/test_documented_commands.py::readme"
+            f"rankdump {name} JOB", "tests/integration/test_documented_commands.py::all_commands"
         )
 
 
@@ -635,6 +644,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "docs/configuration.md": configuration,
     "docs/control.md": control,
     "docs/converting.md": converting,
+    "docs/commands.md": all_commands,
     "docs/coordinator.md": coordinator,
     "docs/determinism.md": determinism,
     "docs/fsck.md": fsck,
