@@ -148,6 +148,10 @@ _FAULT_TEXTS = {
         "no agent took it before the rank ended",
         "start an agent, or use rankdump run",
     ),
+    "rejected_by_agent": (
+        "the agent rejected the rank while its job ran",
+        "remove the cause that the rank's log line names, and start the job again",
+    ),
     "internal_error": ("an unexpected error of rankdump", _REPORT),
 }
 

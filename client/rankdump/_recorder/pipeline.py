@@ -54,7 +54,7 @@ from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.triggers import make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.frame_queue import COPY_FAILED, NOT_TAKEN_BY_AGENT
+from rankdump._transport.frame_queue import COPY_FAILED, NOT_TAKEN_BY_AGENT, REJECTED_BY_AGENT
 from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.channel import TlsCredentials
@@ -514,7 +514,12 @@ class DumpPipeline:
         self._session_logger.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
     def _link_changed(self, link: LinkState, reason: str) -> None:
-        if link is LinkState.REJECTED:
+        if link is LinkState.REJECTED and self._client.was_opened:
+            # Part of the dump is in the tree, so what is missing there has to be counted.
+            self._record_builder.lose_further(REJECTED_BY_AGENT)
+            iteration = self._iteration_state.iteration
+            reason = f"{reason}; its tensors are counted as lost, from iteration {iteration} on"
+        elif link is LinkState.REJECTED:
             self._iteration_state.disable()
         self._session_logger.log_link_change(link, reason, closing=self._client.closing)
 

@@ -74,6 +74,7 @@ class SessionLogger:
         self._rank = "" if alone else f"rank {request.rank}: "
         self._host = HostNotices(request.job_id, alone=alone)
         self._not_open = ""
+        self._is_absent = False
         self._times_away = 0
         self._away = False
         self._once = LogOnce(_logger, max_keys=_MAX_WARNINGS + 1)
@@ -100,7 +101,7 @@ class SessionLogger:
             absent = f"no agent at {self._address} ({reason})"
             if link is LinkState.UNRESPONSIVE:
                 absent = f"the agent at {self._address} does not answer ({reason})"
-            self._not_open = ""
+            self._not_open, self._is_absent = "", True
             self.warn_once(
                 f"{self._missing or absent}: training "
                 f"continues; up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, "
@@ -128,6 +129,9 @@ class SessionLogger:
             if self._not_open:
                 self._not_open = ""
                 self.warn_once(f"{self._rank}the agent at {self._address} has opened the session")
+            if self._is_absent:
+                self._is_absent = False
+                self.warn_once(f"the agent at {self._address} answers now")
             if self._away:
                 self._away = False
                 self.warn_once(
@@ -146,6 +150,11 @@ class SessionLogger:
         if count and link is LinkState.UP:
             self.warn_once(
                 f"{self._rank}the agent at {self._address} has yet to write {count} tensors"
+            )
+        elif count and link is LinkState.REJECTED:
+            self.warn_once(
+                f"{self._rank}{count} tensors remain in shared memory: the agent at "
+                f"{self._address} writes them if it knows the session, or logs that they are lost"
             )
         elif count:
             self.warn_once(

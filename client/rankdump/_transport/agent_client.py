@@ -208,7 +208,8 @@ class AgentClient:
         self._abandoned = False
         self.changes_plans = False
         """Whether the agent reads frames that change the plan."""
-        self._was_opened = False
+        self.was_opened = False
+        """Whether an agent has opened the session."""
         self._opening_address = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
@@ -270,7 +271,7 @@ class AgentClient:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
-        if self.link is LinkState.OPENING and not self._was_opened:
+        if self.link is LinkState.OPENING and not self.was_opened:
             self._report_losses()
         return self._release_slab()
 
@@ -286,7 +287,8 @@ class AgentClient:
         with buffer.changed:
             left, in_slab = buffer.items.tensors, 0
             if ring is not None:
-                if self.link in (LinkState.UP, LinkState.AWAY):
+                # An agent that rejects the rank reads its slab as well, if it knows the session.
+                if self.link in (LinkState.UP, LinkState.AWAY, LinkState.REJECTED):
                     in_slab = left - buffer.items.held_tensors
                 # Memory that an accelerator still writes to stays mapped until the process ends.
                 if not ring.open_entries:
@@ -326,10 +328,10 @@ class AgentClient:
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REJECTED, str(error))
                     return
-                link = LinkState.AWAY if self._was_opened else LinkState.ABSENT
+                link = LinkState.AWAY if self.was_opened else LinkState.ABSENT
                 if _is_timed_out(failure):
                     error = UnavailableError(f"no answer within {OPEN_TIMEOUT_S:g} s")
-                    link = LinkState.AWAY if self._was_opened else LinkState.UNRESPONSIVE
+                    link = LinkState.AWAY if self.was_opened else LinkState.UNRESPONSIVE
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
                 if self._buffer.items.acknowledged > taken:
@@ -391,7 +393,7 @@ class AgentClient:
             # After losses were reported none of those items may be sent.
             if self._abandoned:
                 return
-            self._was_opened = True
+            self.was_opened = True
         stream = self._outgoing.begin_stream()
         self._buffer.acknowledge(grant.acknowledged)
         self._selector.select_transport(grant)
@@ -428,7 +430,8 @@ class AgentClient:
             raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
-        if not slab_ready:
+        # Where the session gave up waiting, it ended the stream itself: the agent is still there.
+        if not slab_ready and not self._abandoned:
             self._set_link(LinkState.AWAY, "the agent ended the stream")
 
     def _answer_order(

@@ -26,6 +26,7 @@ MAX_WAITING_METADATA = 10_000
 CORRUPTED = "corrupted"
 COPY_FAILED = "copy_failed"
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
+REJECTED_BY_AGENT = "rejected_by_agent"
 _NO_DATA = memoryview(b"")
 
 

@@ -63,6 +63,12 @@ def test_warnings_are_limited(caplog, monkeypatch):
         # A stream ends with its session: what is not told as lost does not come back either.
         ([LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY], True, []),
         ([LinkState.REJECTED], False, ["the agent at unix:/a rejected this rank: why"]),
+        # A warning that nothing is there is followed by one that somebody came.
+        (
+            [LinkState.ABSENT, LinkState.ABSENT, LinkState.UP, LinkState.UP],
+            False,
+            ["no agent at unix:/a (why)", "the agent at unix:/a answers now"],
+        ),
         (
             [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,
@@ -122,6 +128,7 @@ def test_warning_of_all_ranks_is_logged_by_one_rank_of_a_host(caplog):
         session_logger.warn_losses({"buffer_full": 3}, 0)
     assert [text.split(" (")[0] for text in said(caplog)] == [
         "no agent at unix:/a",
+        "the agent at unix:/a answers now",
         "lost the agent at unix:/a: why",
         "the agent at unix:/a is back",
         "lost the agent at unix:/a: why",
@@ -140,9 +147,21 @@ def test_warning_of_all_ranks_is_logged_by_one_rank_of_a_host(caplog):
     assert len(said(caplog)) == 2
 
 
-def test_tensors_in_shared_memory_of_a_lost_agent_are_logged(session_logger, caplog):
-    session_logger.warn_unwritten_tensors(3, LinkState.AWAY)
-    assert said(caplog) == [
-        "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "
-        "written when it runs again"
-    ]
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (
+            LinkState.AWAY,
+            "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "
+            "written when it runs again",
+        ),
+        (
+            LinkState.REJECTED,
+            "3 tensors remain in shared memory: the agent at unix:/a writes them if it knows the "
+            "session, or logs that they are lost",
+        ),
+    ],
+)
+def test_tensors_that_remain_in_shared_memory_are_logged(session_logger, caplog, link, message):
+    session_logger.warn_unwritten_tensors(3, link)
+    assert said(caplog) == [message]

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.agent_double import RunningFakeAgent, bodies, event_names, plan
+from support.slab_agents import wait_until
 
 import rankdump
 from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
@@ -267,6 +268,38 @@ def test_loss_and_return_of_the_agent_are_logged_once_each(tmp_path, address, ca
     assert caplog.text.count("lost the agent at") == 1
     assert caplog.text.count("is back") == 1
     assert "not dumped" not in caplog.text
+
+
+def test_tensors_after_a_rejection_are_counted(running, tmp_path, caplog):
+    """An agent that restarts with other settings rejects a rank of which it has a part."""
+    caplog.set_level(logging.WARNING, "rankdump")
+    session = started(running, tmp_path)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    wait_until(lambda: running.agent.committed >= 1)
+    running.agent.refusal, running.agent.cut_now = "the tree is outside of /data", True
+    session.step(1)
+    wait_until(lambda: "rejected this rank" in caplog.text)
+    for iteration in (2, 3):
+        session.step(iteration)
+        for slot in range(5):
+            session.dump("Add", "a", "input", slot, np.ones(1))
+    session.close()
+    said = "is outside of /data; its tensors are counted as lost, from iteration 1 on"
+    assert said in caplog.text
+    assert caplog.messages[-1] == "rankdump: 10 tensors were not dumped: 10 rejected_by_agent"
+
+
+def test_strict_plan_raises_after_a_rejection(running, tmp_path, caplog):
+    session = started(running, tmp_path, strict=True)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    wait_until(lambda: running.agent.committed >= 1)
+    running.agent.refusal, running.agent.cut_now = "the tree is outside of /data", True
+    session.step(1)
+    wait_until(lambda: "rejected this rank" in caplog.text)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    with pytest.raises(ExhaustedError, match="1 tensors were lost"):
+        session.step(2)
+    session.close()
 
 
 def test_metadata_that_no_agent_took_is_counted(tmp_path, address, caplog, monkeypatch):
