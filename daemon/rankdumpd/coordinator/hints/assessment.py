@@ -9,7 +9,7 @@ that of execution.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -43,6 +43,8 @@ from rankdumpd.coordinator.hints.timeout_limits import (
 )
 
 NO_LAST_ITERATION = -1
+_CLAUSE_SEPARATOR = "; "
+_SETTINGS_CLAUSE = "the suggested settings allow twice the expected wait"
 _MIN_ITERATIONS = 5
 """Fewest iterations that a trend is fitted to."""
 _MIN_SLOPE_ERRORS = 4.0
@@ -267,8 +269,15 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
         projected_us=expected,
         projected_iteration=last,
         settings=advice.settings,
-        reason="; ".join(_list_clauses(wait, limit, level, (expected, last), advice)),
+        reason=_CLAUSE_SEPARATOR.join(_list_clauses(wait, limit, level, (expected, last), advice)),
     )
+
+
+def withdraw_settings(hint: TimeoutHint) -> TimeoutHint:
+    """Return a hint that suggests no settings, in its reason neither."""
+    clauses = hint.reason.split(_CLAUSE_SEPARATOR)
+    kept = (clause for clause in clauses if clause != _SETTINGS_CLAUSE)
+    return replace(hint, settings=(), reason=_CLAUSE_SEPARATOR.join(kept))
 
 
 def _find_nearest_wait(
@@ -341,7 +350,7 @@ def _list_clauses(
     if wait.rise is not None:
         yield _describe_trend(wait.rise, limit, *expected)
     if advice.settings:
-        yield "the suggested settings allow twice the expected wait"
+        yield _SETTINGS_CLAUSE
     if advice.remark:
         yield advice.remark
     if level is not HintLevel.OK and dump_us > spread_us / 2:
