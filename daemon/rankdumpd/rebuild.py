@@ -28,6 +28,7 @@ from rankdump._core.manifest import (
     is_intact,
 )
 from rankdump._core.npy_format import compute_npy_sizes
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionRequest
@@ -51,7 +52,6 @@ from rankdumpd.agent.records import (
 
 _ORDER_FILE_PATTERN = re.compile(r"ms_execution_order_graph_([0-9]{1,9})\.csv")
 _MAX_FILE_BYTES = 1 << 30
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, Manifest]]:
@@ -110,7 +110,7 @@ def _list_names(root: Path, folder: str) -> list[str]:
 
 def _read_bytes(root: Path, path: str) -> bytes:
     try:
-        with os.fdopen(os.open(root / path, _READ_FLAGS), "rb") as file:
+        with os.fdopen(os.open(root / path, READ_FLAGS), "rb") as file:
             return file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise CorruptedError(f"cannot be read: {error.strerror}") from None

@@ -25,6 +25,7 @@ from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.manifest import ManifestRecord
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._layout import statistic_tables
 from rankdump._layout.api_tree import API_FRAMEWORKS
 from rankdump._layout.dump_folders import (
@@ -87,7 +88,7 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
 def read_regular_file(root: Path, path: str) -> memoryview:
     """Return the bytes of a regular file; CorruptedError for other items and read errors."""
     try:
-        opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        opened = os.open(root / path, READ_FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise CorruptedError("not a regular file")
