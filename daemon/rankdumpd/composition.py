@@ -123,7 +123,7 @@ class _DaemonProcess:
         lifecycle.relax_garbage_collector()
         leave_pandas_out()
         with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
-            life = lifecycle.ProcessLife(
+            daemon_run = lifecycle.DaemonRun(
                 (first, *ingest, *others, *page),
                 server,
                 settings=self._settings,
@@ -131,7 +131,7 @@ class _DaemonProcess:
                 pipe=pipe,
                 required=self._required,
             )
-            return life.run(begin_watch)
+            return daemon_run.run(begin_watch)
 
     def build_page(
         self,

@@ -396,7 +396,7 @@ class DumpAgent(Component):
         faults = (self._workers.fault(), *(part.thread.fault() for part in parts))
         return "; ".join(filter(None, faults))
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         """Return one line: how many ranks are connected and how much is in flight."""
         under_way = f"{self._budget.items} frames of {self._budget.used_bytes:,} bytes under way"
         return f"{self._registry.live()} ranks, {under_way}"

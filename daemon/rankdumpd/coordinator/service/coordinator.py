@@ -264,7 +264,7 @@ class JobCoordinator(Component):
         """Return why nothing is published any more; empty while the thread runs."""
         return self._thread.fault()
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         """Return the number of iterations that are not published."""
         return f"{self._store.backlog} iterations not published"
 
