@@ -218,18 +218,18 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 
 
 def build_cycle_findings(
-    table: EventTable, match: CallMatch, sequence: CallOrder
+    table: EventTable, match: CallMatch, order: CallOrder
 ) -> Iterator[Finding]:
     """Yield a finding for each cycle of calls that ended, with the call that goes first."""
-    for cycle in sequence.cycles:
-        yield _build_cycle_finding(table, match, sequence, cycle)
+    for cycle in order.cycles:
+        yield _build_cycle_finding(table, match, order, cycle)
 
 
 def _build_cycle_finding(
-    table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...]
+    table: EventTable, match: CallMatch, order: CallOrder, cycle: tuple[int, ...]
 ) -> Finding:
     steps = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
-    first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
+    first = describe_call(table, match, min(cycle, key=order.index.__getitem__))
     members = [member for call in cycle for member in match.list_members(call)]
     return build_call_finding(
         FindingKind.CYCLE,
@@ -271,7 +271,7 @@ class CallAbsences:
 def find_missing_members(
     table: EventTable,
     match: CallMatch,
-    sequence: CallOrder,
+    order: CallOrder,
     gaps: EventGaps,
     excluded: frozenset[int],
 ) -> MissingMembers:
@@ -283,7 +283,7 @@ def find_missing_members(
     suspect = alone | (match.collective & (np.diff(match.bounds) != sizes[group]))
     suspect &= ~_find_complete_calls(table, match)
     missing: dict[int, tuple[int, ...]] = {}
-    for call in sequence.order[suspect[sequence.order]].tolist():
+    for call in order.calls[suspect[order.calls]].tolist():
         members = match.list_members(call)
         if alone[call]:
             gone = {int(table.members["peer"][members[0]])}

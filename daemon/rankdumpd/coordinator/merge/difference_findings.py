@@ -30,7 +30,7 @@ _Difference = tuple[FindingKind, int, tuple[int, ...]]
 
 
 def build_difference_findings(
-    table: EventTable, match: CallMatch, sequence: CallOrder
+    table: EventTable, match: CallMatch, order: CallOrder
 ) -> Iterator[Finding]:
     """Yield findings about members that disagree on kind, element count or element type.
 
@@ -38,7 +38,7 @@ def build_difference_findings(
     """
     suspect = _find_suspects(table, match)
     calls: dict[_Difference, list[tuple[int, _RanksByValue]]] = {}
-    for call in sequence.order[suspect[sequence.order]].tolist():
+    for call in order.calls[suspect[order.calls]].tolist():
         members = match.list_members(call)
         if match.send_of[call] >= 0:
             members = match.list_members(int(match.send_of[call])) + members
