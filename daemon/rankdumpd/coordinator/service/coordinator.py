@@ -282,7 +282,11 @@ class JobCoordinator(Component):
         self._control.add_answers(report.control_answers)
         self._counters.add("rankdump_coordinator_reports_total")
         deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
-        while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
+        while (
+            report.items
+            and self._store.has_unpublished_backlog(report)
+            and time.monotonic() < deadline_s
+        ):
             # An order goes out with the answer, and must not wait for publications.
             if self._control.list_orders():
                 break
