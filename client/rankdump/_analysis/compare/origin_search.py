@@ -352,7 +352,9 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
-        answers = [(places[id(row)], _read_nonfinite(question.select(row))) for row in asked]
+        answers = [
+            (places[id(row)], _has_nonfinite_elements(question.select(row))) for row in asked
+        ]
         known = [(at, found) for at, found in answers if found is not None]
         for at, found in known:
             set_nonfinite(at, found)
@@ -360,7 +362,7 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
             return
 
 
-def _read_nonfinite(tensor: DumpedTensor | None) -> bool | None:
+def _has_nonfinite_elements(tensor: DumpedTensor | None) -> bool | None:
     """Return whether elements are NaN or infinite; None when the file cannot be read."""
     if tensor is None or tensor.entry is None:
         return None
@@ -398,7 +400,7 @@ def _has_nonfinite(tensor: DumpedTensor | None, known: dict[str, bool]) -> bool 
         return tabled
     if tensor.digest in known:
         return known[tensor.digest]
-    found = _read_nonfinite(tensor)
+    found = _has_nonfinite_elements(tensor)
     if found is not None and tensor.digest:
         known[tensor.digest] = found
     return found

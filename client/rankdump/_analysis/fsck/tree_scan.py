@@ -120,7 +120,9 @@ def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[
 def _enter_folder(
     where: str, folder: DumpFolder | None, name: str
 ) -> tuple[bool, DumpFolder | None]:
-    """Return whether a folder of that name belongs to a tree, and its place if it has tensors."""
+    """Return two answers: whether a folder of that name belongs to a tree, and its place if it has
+    tensors.
+    """
     if not where and name == GLOBAL_ORDER_FOLDER:
         return True, None
     if folder is None:  # folders of metadata may contain folders of any name

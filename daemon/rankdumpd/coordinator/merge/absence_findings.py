@@ -308,7 +308,7 @@ _JOINT_KINDS = (
 
 
 def _find_complete_calls(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return whether each call is known to have been entered by all its members.
+    """Return for each call whether it is known that all its members entered it.
 
     A call that raised, or that only returned to the host, states nothing about the others.
     """

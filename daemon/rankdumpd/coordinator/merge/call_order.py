@@ -85,7 +85,7 @@ def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
 
 
 def mark_changes(keys: Sequence[EventColumn]) -> EventColumn:
-    """Return whether each element differs from the one before; the first one counts as such."""
+    """Return for each element whether it differs from the one before, as the first one does."""
     changes = np.ones(len(keys[0]), dtype=bool)
     if len(changes):
         changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
@@ -120,7 +120,7 @@ def order_calls(table: EventTable, match: CallMatch) -> CallOrder:
     keys = (times, table.members["rank"][first], table.members["position"][first])
     by_age = np.lexsort((*keys[::-1],))
     cycles: list[tuple[int, ...]] = []
-    if _keeps_rules(table, match, by_age):
+    if _is_valid_order(table, match, by_age):
         # The sequencer, which picks the oldest call that is not blocked, would give the same.
         ordered = by_age
     else:
@@ -152,7 +152,7 @@ def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
     return np.maximum.reduceat(table["time_us"][last[match.members]], match.bounds[:-1])
 
 
-def _keeps_rules(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
+def _is_valid_order(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
     """Return whether no call comes before one that it must follow."""
     place = _invert_order(order)
     answers = np.flatnonzero(match.send_of >= 0)
