@@ -37,7 +37,7 @@ def is_deadlock(finding: Finding) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PublishedOffsets:
-    """Committed part of a job's order in its tree; decides when the files differ from it."""
+    """Committed part of a job's order in its tree, which counts where the files differ from it."""
 
     root: str
     sizes: Mapping[str, int]

@@ -274,7 +274,7 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
 
 
 def withdraw_settings(hint: TimeoutHint) -> TimeoutHint:
-    """Return a hint that suggests no settings, in its reason neither."""
+    """Return a hint without its suggested settings and the clause about them in its reason."""
     clauses = hint.reason.split(_CLAUSE_SEPARATOR)
     kept = (clause for clause in clauses if clause != _SETTINGS_CLAUSE)
     return replace(hint, settings=(), reason=_CLAUSE_SEPARATOR.join(kept))

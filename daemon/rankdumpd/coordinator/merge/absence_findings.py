@@ -118,7 +118,7 @@ class CallDescription:
     sequence: int
     name: str
     position: int
-    """On the lowest rank that took part."""
+    """Position of the call in the program of the lowest rank that took part."""
 
 
 def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescription:

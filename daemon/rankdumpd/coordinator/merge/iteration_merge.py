@@ -88,8 +88,8 @@ class SortedRuns:
 def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, EventColumn]]:
     """Yield all elements sorted by their keys, equal ones in the order of their runs.
 
-    Each item holds the elements of a stretch, run by run, their order, and in that order the run
-    of each.
+    Each item is a stretch of the result: its elements run by run, the order that sorts them, and
+    the run of each element in that order.
     """
     cuts = _find_cuts(runs)
     for low, high in itertools.pairwise(cuts):
@@ -389,9 +389,9 @@ def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[
 def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
     """Return the first of a rank's missed calls that it would have executed.
 
-    A call comes behind another one in which a member waits that it misses as well: that member
-    executes both, in the same order. Times of arrival do not tell it, as members of the later call
-    may arrive there first.
+    If another member that misses a call waits in a second one, it would execute the second one
+    first, and so would this rank. Times of arrival do not show that order, because members of the
+    later call may arrive there first.
     """
     for call in calls:
         before = {absence.waiting.get(rank, call) for rank in absence.missing[call]} - {call}
@@ -401,7 +401,7 @@ def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
 
 
 def _is_expected(table: EventTable, view: IterationView, rank: int) -> bool:
-    """Return whether others called a rank of which it is not known what it did last."""
+    """Return whether a rank whose last events are not known is a member of any group."""
     return not view.lost[rank] and any(rank in group.ranks for group in table.groups)
 
 

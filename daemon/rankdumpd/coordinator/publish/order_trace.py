@@ -144,7 +144,7 @@ def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -
 
 
 class TraceOrigin(NamedTuple):
-    """Where the order of an iteration begins in that of its job, and in time."""
+    """Position in the order of the job, and time, at which an iteration begins."""
 
     first_position: int
     first_us: int

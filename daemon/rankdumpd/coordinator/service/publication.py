@@ -168,7 +168,7 @@ class _JobHints:
     root: str = ""
     """Tree of the latest iteration with open calls."""
     written: tuple[str, ...] = ()
-    """What the file has that was written last."""
+    """What the file that was written last contains."""
     warnings: dict[WarningKey, str] = field(default_factory=dict[WarningKey, str])
 
 
