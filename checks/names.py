@@ -5,6 +5,7 @@
 - No module has a name that ends in a participle (`reading`, `rows_taken`).
 - A logger is `_logger`; a limit begins with `MAX_`, not with `MOST_`.
 - Statistics are called statistics, not figures, in names of modules, classes and functions.
+- A function that returns whether something is so has a name that reads as a question.
 """
 
 from __future__ import annotations
@@ -33,6 +34,20 @@ GLOSSARY = frozenset(
 # Nouns of the field that end like participles: a ring, a listing, a pairing of two sides; and names
 # of frameworks.
 _NOUNS = frozenset({"deepspeed", "embedded", "lightning", "listing", "pairing", "ring"})
+_QUESTION_WORDS = frozenset(
+    {
+        *("is", "are", "was", "has", "have", "can", "may", "must", "needs", "should"),
+        # Verbs in the third person, before which the object that is asked can be said.
+        *("admits", "begins", "contains", "covers", "exceeds", "exists", "expects", "follows"),
+        *("holds", "keeps", "names", "overlaps", "selects", "wants", "watches"),
+    }
+)
+_OTHER_QUESTIONS = frozenset(
+    {
+        "damaged",  # public function of `rankdump.reader`
+        "query",  # method of torch's events
+    }
+)
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
 
 
@@ -55,6 +70,23 @@ def module_complaints(path: Path, tree: ast.Module) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: {defined} is a limit, which begins with MAX_"
             if defined in {"_log", "logger", "_LOG", "LOGGER"}:
                 yield f"{name}:{node.lineno}: the logger of a module is called _logger"
+
+
+def question_complaints(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield the functions that return whether something is so, and whose names do not ask that."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or _is_property(node):
+            continue
+        says_whether = (ast.get_docstring(node) or "").startswith(("Return whether", "Whether"))
+        name = node.name.lstrip("_")
+        is_special = node.name.startswith("__") or name in _OTHER_QUESTIONS
+        if says_whether and not is_special and name.partition("_")[0] not in _QUESTION_WORDS:
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield f"{where}: {node.name} returns whether something is so: its name begins with is_"
+
+
+def _is_property(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(each).endswith("property") for each in node.decorator_list)
 
 
 def _defined(node: ast.stmt) -> list[str]:
@@ -83,6 +115,7 @@ def main() -> int:
     """Print all complaints; the exit code says whether there is any."""
     trees = {path: ast.parse(path.read_text()) for path in product_modules()}
     found = [line for path, tree in trees.items() for line in module_complaints(path, tree)]
+    found += [line for path, tree in trees.items() for line in question_complaints(path, tree)]
     found += shared_names(trees)
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))

@@ -28,6 +28,7 @@ from rankdump._core.manifest import (
     is_intact,
 )
 from rankdump._core.npy_format import compute_npy_sizes
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionRequest
@@ -51,7 +52,6 @@ from rankdumpd.agent.records import (
 
 _ORDER_FILE_PATTERN = re.compile(r"ms_execution_order_graph_([0-9]{1,9})\.csv")
 _MAX_FILE_BYTES = 1 << 30
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, Manifest]]:
@@ -110,7 +110,7 @@ def _list_names(root: Path, folder: str) -> list[str]:
 
 def _read_bytes(root: Path, path: str) -> bytes:
     try:
-        with os.fdopen(os.open(root / path, _READ_FLAGS), "rb") as file:
+        with os.fdopen(os.open(root / path, READ_FLAGS), "rb") as file:
             return file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise CorruptedError(f"cannot be read: {error.strerror}") from None
@@ -217,7 +217,8 @@ def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
             )
             db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
             db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
-        # Nobody knows which of them the table has; those that it has are not written again.
+        # Nobody knows which iterations the table has. All are queued for it again; its writer skips
+        # those that it has.
         db.execute(
             "INSERT INTO unindexed (session_id, iteration, records, since_us)"
             " SELECT DISTINCT session_id, iteration, 0, 0 FROM iterations"
@@ -264,43 +265,63 @@ def build_session_rows(
     that an agent needs to resume it is only counted, and cannot be resumed.
     """
     ordered = sorted(found.manifests, key=_last_sequence)
-    # Also of links to such files, which have no size.
+    # A link has no size of its own, so links to unpacked files are found by their digests.
     unpacked_digests = {each.digest for m in ordered for each in m.records if _is_unpacked(each)}
+    numbering = _FrameNumbering()
     records: list[LedgerRow] = []
     ends: list[LedgerRow] = []
     unpacked: list[LedgerRow] = []
-    spare = count(-1, -1)
-    reached = 0
     for manifest in ordered:
-        status = manifest.status
-        # Older manifests have no last sequence number: assume that only tensors were sent.
-        end = _last_sequence(manifest) or reached + len(manifest.records) + 1
-        numbers = iter(range(reached + 1, end))
-        for record, outcome, reason in _iter_record_statuses(manifest):
-            # One frame has many rows of statistics; ranks never send numbers below 1.
-            frame_id = FrameId(status.session_id, next(numbers, None) or next(spare))
-            made = _make_outcome(status, frame_id, record, outcome, reason)
-            records.append(rows.make_record_row(made))
-            if record.path and record.digest in unpacked_digests:
-                unpacked.append((status.session_id, status.iteration, frame_id.sequence))
+        numbers, end = numbering.number_frames(manifest)
+        for outcome in _make_outcomes(manifest, numbers):
+            records.append(rows.make_record_row(outcome))
+            if outcome.path and outcome.digest in unpacked_digests:
+                session_id, sequence = outcome.frame_id
+                unpacked.append((session_id, outcome.head.iteration, sequence))
         ends.append(_build_end_row(manifest, end))
-        reached = max(reached, end)
-    request = _build_request(found, root)
-    fields = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-    # Whether the session was closed is not known. A closed one may be reopened and delays nothing.
-    state, graphs_json = SessionState.CLOSED.value, json.dumps(sorted(graphs))
-    reached = max([reached, *map(_last_sequence, found.hidden)])
-    progress = (state, reached, len(ordered), "[]", graphs_json, "", 0)
-    session = (request.session_id, json.dumps(fields), request.plan_json, *progress)
     layouts = {each.layout for m in ordered for each in m.records if each.layout is not None}
     return SessionLedgerRows(
-        session,
+        _build_session_row(found, root, graphs, numbering.last),
         tuple(records),
         tuple(ends),
         tuple(_iter_retired_rows(found)),
         tuple(map(rows.make_layout_row, layouts)),
         tuple(unpacked),
     )
+
+
+class _FrameNumbering:
+    """Gives the frames of a session sequence numbers, of which manifests have only the last."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        """Highest number of the manifests so far."""
+        self._spare = count(-1, -1)
+
+    def number_frames(self, manifest: Manifest) -> tuple[list[int], int]:
+        """Return a number for each record of the next manifest, and the one of the iteration's end.
+
+        Rows of statistics share a frame, so there may be more records than numbers before the end;
+        the others get numbers below 1, which ranks never send.
+        """
+        # Older manifests have no last sequence number: assume that only tensors were sent.
+        end = _last_sequence(manifest) or self.last + len(manifest.records) + 1
+        free = iter(range(self.last + 1, end))
+        numbers = [next(free, None) or next(self._spare) for _ in manifest.records]
+        self.last = max(self.last, end)
+        return numbers, end
+
+
+def _build_session_row(
+    found: SessionManifests, root: str, graphs: Iterable[int], last: int
+) -> LedgerRow:
+    request = _build_request(found, root)
+    fields = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
+    # Whether the session was closed is not known. A closed one may be reopened and delays nothing.
+    state, graphs_json = SessionState.CLOSED.value, json.dumps(sorted(graphs))
+    watermark = max([last, *map(_last_sequence, found.hidden)])
+    progress = (state, watermark, len(found.manifests), "[]", graphs_json, "", 0)
+    return (request.session_id, json.dumps(fields), request.plan_json, *progress)
 
 
 def _last_sequence(manifest: Manifest) -> int:
@@ -394,6 +415,15 @@ def _is_unpacked(record: ManifestRecord) -> bool:
         return False
     stored = compute_stored_bytes(compute_npy_sizes(element.descr, record.shape))
     return record.bytes_stored == stored
+
+
+def _make_outcomes(manifest: Manifest, numbers: Iterable[int]) -> Iterator[RecordOutcome]:
+    """Yield what the ledger has of each record, given the number of its frame."""
+    status = manifest.status
+    for number, (record, outcome, reason) in zip(
+        numbers, _iter_record_statuses(manifest), strict=True
+    ):
+        yield _make_outcome(status, FrameId(status.session_id, number), record, outcome, reason)
 
 
 def _make_outcome(

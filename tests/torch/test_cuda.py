@@ -78,9 +78,9 @@ def test_copier_packs_elements(tensor: torch.Tensor):
     runtime = FakeCuda()
     target = into(tensor)
     transfer = CudaTensor(tensor, CudaCopier(runtime)).copy_into(target)
-    assert not transfer.done()
+    assert not transfer.is_done()
     runtime.pending[0].happen()
-    assert transfer.done()
+    assert transfer.is_done()
     expected = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
     assert bytes(target) == bytes(expected.tolist())
 
@@ -94,7 +94,7 @@ def test_copier_uses_the_stream_of_the_job_beyond_its_limit():
     assert runtime.asked == ["aside", "aside", "in order"]
     for event in runtime.pending:
         event.happen()
-    assert all(each.done() and each.done() for each in transfers)
+    assert all(each.is_done() and each.is_done() for each in transfers)
     copier.begin(tensor, into(tensor))
     copier.begin(tensor, into(tensor))
     assert runtime.asked[3:] == ["aside", "aside"]
@@ -107,7 +107,7 @@ def test_copier_releases_the_bytes_of_a_failed_device():
     transfer = copier.begin(tensor, into(tensor))
     runtime.pending[0].fails = True
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        transfer.done()
+        transfer.is_done()
     copier.begin(tensor, into(tensor))
     assert runtime.asked == ["aside", "aside"]
 

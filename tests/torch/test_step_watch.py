@@ -27,7 +27,7 @@ class StepRecorder:
         self.watch = TorchStepWatch(model, self)
 
     def called(self, manner: str, *, trains: bool) -> None:
-        self.steps.note_call(manner, trains=trains, optimized=self.watch.optimized)
+        self.steps.note_call(manner, trains=trains, has_optimizer=self.watch.has_optimizer)
         self.calls.append(self.steps.number)
 
     def stepped(self) -> None:

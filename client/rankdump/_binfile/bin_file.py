@@ -39,16 +39,17 @@ from rankdump.errors import CorruptedError, EmptyFileError, UnsupportedError
 MAX_PLAIN_BYTES = 64 << 30
 """Most bytes that a packed file may unpack to."""
 _MAX_START_BYTES = 16 << 20
-"""Bytes of a larger first frame that are unpacked to read a header, unchecked."""
+"""Of a first frame larger than this, only so much is unpacked to read the header, and its checksum
+is not checked."""
 
 
 BinSource: TypeAlias = "MemorySource | DiskSource | PackedSource"
-"""Source of the bytes of a plain file, with its size, or the most that it can have."""
+"""Source of the bytes of a plain file, with its size, or an upper bound of its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySource:
-    """A plain file in memory, or the start of one, with the most bytes that the whole can have."""
+    """A plain file in memory with its size, or the start of one with an upper bound of its size."""
 
     data: memoryview
     size: int

@@ -102,7 +102,7 @@ class OpDebugRecord:
     """One overflow record."""
 
     sections: tuple[OverflowSection, ...]
-    frame: OverflowHead | None = None
+    head: OverflowHead | None = None
     """None for the older layout."""
 
     @property
@@ -113,17 +113,17 @@ class OpDebugRecord:
     def to_json(self) -> str:
         """Return the text of msaccucmp's file, byte for byte."""
         made = {section.unit: _list_members(section) for section in self.sections}
-        if self.frame is None:
+        if self.head is None:
             return json.dumps(made, indent=4)
         ((unit, data),) = made.items()
         record = {
-            "valid": self.frame.valid,
+            "valid": self.head.valid,
             "acc_type": unit,
-            "rsv": self.frame.reserved,
-            "data_len": self.frame.data_len,
+            "rsv": self.head.reserved,
+            "data_len": self.head.data_len,
             "data": data,
         }
-        whole = {"magic": hex(OVERFLOW_MAGIC), "version": self.frame.version, "acc_list": record}
+        whole = {"magic": hex(OVERFLOW_MAGIC), "version": self.head.version, "acc_list": record}
         return json.dumps(whole, indent=4)
 
     @staticmethod
@@ -185,8 +185,8 @@ def _parse_new_record(data: memoryview) -> OpDebugRecord:
         raise CorruptedError(f"overflow record of {len(data)} bytes, {unit} takes {due}")
     words = _read_words(data, _RECORD_HEAD.size, len(names) - 1 + count)
     fields = tuple(zip(names, words[:-count], strict=False))
-    frame = OverflowHead(version, valid, reserved, data_len)
-    return OpDebugRecord((OverflowSection(unit, fields, words[-count:]),), frame)
+    head = OverflowHead(version, valid, reserved, data_len)
+    return OpDebugRecord((OverflowSection(unit, fields, words[-count:]),), head)
 
 
 def _read_words(data: memoryview, at: int, count: int) -> tuple[int, ...]:
@@ -210,8 +210,8 @@ def _parse_new_json(members: dict[str, Any]) -> OpDebugRecord:
     if unit not in [name for name, _ in _UNITS.values()]:
         raise UnsupportedError(f"overflow record of unit {unit!r}; known: AIC, AIV, AICPU, SDMA")
     numbers = [_check_number(name, held.get(name)) for name in ("valid", "rsv", "data_len")]
-    frame = OverflowHead(_check_number("version", members.get("version")), *numbers)
-    return OpDebugRecord((_parse_section_json(str(unit), held.get("data")),), frame)
+    head = OverflowHead(_check_number("version", members.get("version")), *numbers)
+    return OpDebugRecord((_parse_section_json(str(unit), held.get("data")),), head)
 
 
 def _parse_section_json(unit: str, members: object) -> OverflowSection:

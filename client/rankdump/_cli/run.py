@@ -65,7 +65,7 @@ def run_job(command: Sequence[str], environ: Mapping[str, str], *, quiet: bool =
     def forward(number: int, _frame: FrameType | None) -> None:
         if child is None:
             early.append(number)
-        elif not (number == signal.SIGINT and _terminal_signals_child()):
+        elif not (number == signal.SIGINT and _is_in_foreground()):
             child.send_signal(number)
 
     with handle_signals(forward):
@@ -92,8 +92,8 @@ def exit_on_signals() -> AbstractContextManager[None]:
     return handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP))
 
 
-def _terminal_signals_child() -> bool:
-    """Return whether Ctrl-C reached the child too: the terminal signals its whole group."""
+def _is_in_foreground() -> bool:
+    """Return whether Ctrl-C reached the child too, as a terminal signals a whole group."""
     try:
         return os.tcgetpgrp(sys.__stdin__.fileno()) == os.getpgrp() if sys.__stdin__ else False
     except (OSError, ValueError):

@@ -67,10 +67,10 @@ class StepCounter:
         """The step of the next call, as far as it is known."""
         return self.number + self._optimized
 
-    def note_call(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
+    def note_call(self, manner: str, *, trains: bool, has_optimizer: Callable[[], bool]) -> bool:
         """Count a call of the model; return whether a step begins with it.
 
-        `optimized` returns whether there is an optimizer whose step is still expected.
+        `has_optimizer` returns whether there is an optimizer whose step is still expected.
         """
         with self._lock:
             if self._set_by_script:
@@ -80,7 +80,7 @@ class StepCounter:
                 and manner == self._manner
                 and self._trained
                 and trains
-                and optimized()
+                and has_optimizer()
             )
             self._manner, self._trained, self._optimized = manner, trains, False
             if not goes_on:
@@ -178,7 +178,9 @@ class ApiDumpController:
         if observed is None:
             return
         with self._lock:
-            if observed.steps.note_call(manner, trains=trains, optimized=observed.watch.optimized):
+            if observed.steps.note_call(
+                manner, trains=trains, has_optimizer=observed.watch.has_optimizer
+            ):
                 self._begin_step(observed.steps.number)
 
     @never_raises

@@ -136,7 +136,7 @@ class DeviceCopier(Protocol):
 class DeviceTransfer(Protocol):
     """An asynchronous copy by an accelerator; safe to use from any thread."""
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether the copy is complete; raise when it failed."""
         ...
 

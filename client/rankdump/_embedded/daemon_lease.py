@@ -188,7 +188,7 @@ class DaemonLease:
         return True
 
     def wait_until_serving(self) -> bool:
-        """Return whether the daemon serves within START_TIMEOUT_S; it may do so later.
+        """Wait for START_TIMEOUT_S at most; return whether the daemon serves, as it may do later.
 
         UnavailableError if it ended.
         """

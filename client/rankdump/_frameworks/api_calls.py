@@ -85,7 +85,7 @@ class ApiStepWatch(ABC):
         self._calls = 0
         self._optimizer_found = False
 
-    def optimized(self) -> bool:
+    def has_optimizer(self) -> bool:
         """Return whether there is an optimizer whose steps can be observed."""
         if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
             self._optimizer_found = self._search_optimizer()
@@ -93,7 +93,7 @@ class ApiStepWatch(ABC):
 
     @abstractmethod
     def _search_optimizer(self) -> bool:
-        """Return whether the process has an optimizer."""
+        """Search the process for an optimizer; return whether it has one."""
 
     def _report_call(self, *, trains: bool) -> None:
         self._calls += 1

@@ -65,8 +65,9 @@ def copy_array(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
 
 
 def stream_memory(target: memoryview, address: int) -> None:
-    """Fill writable bytes with as many at an address, past the caches: the processor does not read
-    what it overwrites, and the job keeps what it has in them. ValueError for a read-only target.
+    """Copy bytes from an address into `target`, which they fill, with stores that bypass the CPU
+    cache. So the processor does not read what it overwrites, and the data of the job stays in the
+    cache. ValueError for a read-only target.
     """
     if target.readonly:
         raise ValueError("the target is read-only")

@@ -57,8 +57,8 @@ class Layout(ABC):
     api_files: ApiFileNames | None = None
     """Names of the files of an api dump; None for any other tree.
 
-    Tensors are named by their place in the call there, statistics have all their digits, and are
-    in one file of the rank.
+    There, tensors are named by their place in the call, and statistics are not rounded and in one
+    file for each rank.
     """
 
     @property

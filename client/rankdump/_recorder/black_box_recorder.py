@@ -219,7 +219,7 @@ class BlackBoxRecorder:
 
     def is_watched(self, op_type: str, op_name: str) -> bool:
         """Return whether a watch rule names an operator."""
-        return self._watch.names(op_type, op_name)
+        return self._watch.names_operator(op_type, op_name)
 
     def add_pulse(
         self, number: int, moments: FoundMoments, find_source: Callable[[], str] = str

@@ -24,22 +24,24 @@ class _GraphDraft:
         self.nodes: dict[str, GraphNode] = {}
         self.parameters: dict[str, GraphParameter] = {}
         self.compiled = False
-        self.grown = False
+        self.has_changed = False
 
     def compile(self, nodes: Sequence[GraphNode]) -> None:
         described, self.nodes = self.nodes, {}
         for node in nodes:
             self.nodes.setdefault(node.name, described.get(node.name, node))
-        self.compiled = self.grown = True
+        self.compiled = self.has_changed = True
 
     def add(self, node: GraphNode) -> None:
         before = self.nodes.get(node.name)
         if self.compiled and (before is None or before.outputs or before.source):
-            # An operator that the framework did not compile is not part of its graph.
+            # A compiled graph has the framework's own nodes, which come without outputs and source
+            # lines. So another operator is not part of it, and a node that has one of these was
+            # described already.
             return
         if self.compiled or before is None:
             self.nodes[node.name] = node
-            self.grown = True
+            self.has_changed = True
 
 
 class GraphBuilder:
@@ -64,7 +66,7 @@ class GraphBuilder:
             draft = self._graphs.setdefault(graph, _GraphDraft())
             if parameter.name not in draft.parameters:
                 draft.parameters[parameter.name] = parameter
-                draft.grown = True
+                draft.has_changed = True
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Set the framework's own order of a graph; descriptions of its nodes complete it."""
@@ -72,9 +74,9 @@ class GraphBuilder:
             self._graphs.setdefault(graph, _GraphDraft()).compile(nodes)
 
     def take_parts(self) -> list[GraphPart]:
-        """Return every graph that grew since the last call, whole, in parts."""
+        """Return every graph that changed since the last call, whole, in parts."""
         with self._lock:
-            grown = [(n, draft) for n, draft in self._graphs.items() if draft.grown]
+            changed = [(n, draft) for n, draft in self._graphs.items() if draft.has_changed]
             graphs = [
                 OperatorGraph(
                     number=number,
@@ -82,10 +84,10 @@ class GraphBuilder:
                     parameters=tuple(draft.parameters.values()),
                     compiled=draft.compiled,
                 )
-                for number, draft in grown
+                for number, draft in changed
             ]
-            for _, draft in grown:
-                draft.grown = False
+            for _, draft in changed:
+                draft.has_changed = False
         return [part for graph in graphs for part in split_graph(graph)]
 
 

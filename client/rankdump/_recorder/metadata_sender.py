@@ -56,7 +56,7 @@ class MetadataSender:
                 self._send_buffer.submit(events)
 
     def send_graphs(self) -> None:
-        """Send the graphs that grew."""
+        """Send the graphs that changed."""
         for part in self._graph_builder.take_parts():
             self._send_buffer.submit(part)
 

@@ -107,7 +107,7 @@ class RuleWatch:
         for place, _ in found:
             self._unmatched.pop(place, None)
 
-    def names(self, op_type: str, op_name: str) -> bool:
+    def names_operator(self, op_type: str, op_name: str) -> bool:
         """Return whether a rule names an operator, which is then measured in every step."""
         return any(names_operator(rule, op_type, op_name) for rule in self._rules)
 

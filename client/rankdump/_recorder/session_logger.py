@@ -32,7 +32,7 @@ class HostNotices:
         self._claims: list[int] = []
 
     def claim(self, text: str) -> bool:
-        """Return whether this rank is to log a text."""
+        """Claim a text for this rank to log; return False if another rank of the host has it."""
         if self._alone or len(self._claims) >= _MAX_CLAIMS:
             return True
         key = f"{os.getuid()}\0{self._job_id}\0{text}".encode("utf-8", "surrogateescape")

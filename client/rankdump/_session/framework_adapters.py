@@ -241,7 +241,7 @@ class ApiIterationHook(IterationHook, Protocol):
 class ModelStepWatch(Protocol):
     """Reports calls and steps of a model to a listener until it is removed."""
 
-    def optimized(self) -> bool:
+    def has_optimizer(self) -> bool:
         """Return whether there is an optimizer whose steps can be observed."""
         ...
 

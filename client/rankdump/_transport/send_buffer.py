@@ -287,7 +287,7 @@ class SendBuffer:
             while self._copies:
                 copy = self._copies[0]
                 try:
-                    whole = copy.transfer.done()
+                    whole = copy.transfer.is_done()
                     if not whole:
                         return
                 except Exception:  # its number is assigned, so the entry must follow without data

@@ -123,7 +123,7 @@ class PageParameters:
         return text
 
     def read_flag(self, name: str) -> bool:
-        """Return whether a flag is set."""
+        """Read whether a flag is set; it is not where it is absent."""
         return self.read_choice(name, ("1", "0"), "0") == "1"
 
     def finish(self) -> None:

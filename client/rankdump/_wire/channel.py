@@ -171,30 +171,32 @@ def _explain_with_credentials(text: str, last: str, credentials: TlsCredentials)
 def find_credentials_fault(credentials: TlsCredentials) -> str:
     """Return why nobody will believe these credentials; empty when their authorities would.
 
-    A handshake in memory, in which the own certificate is the client's.
+    Handshake in memory in which both sides show this certificate; the server's authorities are
+    ours.
     """
-    asked, asks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    asked.check_hostname, asked.verify_mode = False, ssl.CERT_NONE
-    asks.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED
     try:
-        for side in (asked, asks):
+        for side in (client, server):
             side.load_cert_chain(credentials.certificate, credentials.key, password="")
     except OSError as error:  # an SSLError is one
         return (
             f"certificate {credentials.certificate} with {credentials.key}: {_format_reason(error)}"
         )
     try:
-        asks.load_verify_locations(credentials.ca)
+        server.load_verify_locations(credentials.ca)
     except OSError as error:
         return f"authorities {credentials.ca}: {_format_reason(error)}"
-    return _try_handshake(asked, asks, credentials.certificate)
+    return _try_handshake(client, server, credentials.certificate)
 
 
-def _try_handshake(asked: ssl.SSLContext, asks: ssl.SSLContext, certificate: str) -> str:
+def _try_handshake(client: ssl.SSLContext, server: ssl.SSLContext, certificate: str) -> str:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
-        asked.wrap_bio(to_client, to_server),
-        asks.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
     )
     try:
         # Two rounds and what TLS 1.3 says at the end; done sides repeat nothing.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankdump._core.black_box import RankStep
-from rankdump._core.events import EventColumns, Finding
+from rankdump._core.events import EventColumns, Finding, FindingKind
 from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.job_control import ControlAnswer
 from rankdump._core.status import (
@@ -27,9 +27,17 @@ DEADLOCK_TEXT = "deadlock: "
 """Begins the sentence of a cycle of calls that cannot end, after the number of its iteration."""
 
 
+def is_deadlock(finding: Finding) -> bool:
+    """Return whether a finding is a cycle of calls that cannot end.
+
+    The kind alone does not say that: calls that have ended can form a cycle too.
+    """
+    return finding.kind is FindingKind.CYCLE and DEADLOCK_TEXT in finding.text
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedOffsets:
-    """Committed part of a job's order in its tree; decides when the files differ from it."""
+    """Committed part of a job's order in its tree, which counts where the files differ from it."""
 
     root: str
     sizes: Mapping[str, int]

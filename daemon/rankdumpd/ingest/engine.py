@@ -117,11 +117,11 @@ class SourceCleaner:
         self,
         source: IngestFolder,
         state: IngestState,
-        stands: Callable[[IngestedFile], bool],
+        has_copy: Callable[[IngestedFile], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stands` returns whether the copy of a file is in the tree; `clock` is that of files."""
-        self._source, self._state, self._stands = source, state, stands
+        """`has_copy` returns whether the tree has the copy of a file; `clock` is that of files."""
+        self._source, self._state, self._has_copy = source, state, has_copy
         self._clock = clock
         self._young: dict[str, tuple[float, IngestedFile]] = {}
         """By path, oldest first: when it may be removed, and the file."""
@@ -161,20 +161,20 @@ class SourceCleaner:
 
     def remove_rest(self) -> int:
         """Remove the files that may have been appended to until now."""
-        return self.remove(file for file in self._state.list_plain_files() if self._unused(file))
+        return self.remove(file for file in self._state.list_plain_files() if self._is_unused(file))
 
     def remove_empty(self) -> None:
         """Remove the folders that hold nothing."""
         self._source.remove_empty()
 
-    def _unused(self, file: IngestedFile) -> bool:
+    def _is_unused(self, file: IngestedFile) -> bool:
         """Return whether a copy is in the tree and no process has the source open for writing."""
         try:
             source = self._source.open(file.path)
         except OSError:
             return False
         with hold_read_lease(source.number) as free:
-            return free is not False and self._stands(file)
+            return free is not False and self._has_copy(file)
 
 
 def open_target_tree(task: IngestTask) -> DumpTree:
@@ -232,7 +232,7 @@ class IngestEngine:
         self._copier = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
         self._pool = ThreadPoolExecutor(task.threads, thread_name_prefix="rankdumpd-ingest")
         self._index = ManifestIndex(self._state, tree, source=self.source, target=self._target)
-        self._clearing = SourceCleaner(self.source, self._state, self._stands)
+        self._clearing = SourceCleaner(self.source, self._state, self._has_copy)
         self._skipped = SkippedFiles(report)
         self._interrupted = self._recover_claims()
         self._begun: set[str] = set()
@@ -347,7 +347,7 @@ class IngestEngine:
             if stamp is None or self._skipped.is_damaged(path, stamp):
                 continue
             before = self._state.find_file(path)
-            if before and before.source == stamp and self._stands(before):
+            if before and before.source == stamp and self._has_copy(before):
                 self._skipped.remove_file(path)
                 self._add(skipped=first)
                 if self._task.delete and before.kind.holds_tensors:
@@ -363,7 +363,7 @@ class IngestEngine:
             self._state.claim(job.candidate.path for job in group)
             yield from group
 
-    def _stands(self, file: IngestedFile) -> bool:
+    def _has_copy(self, file: IngestedFile) -> bool:
         """Return whether the copy of a file is in the tree, synced if the task needs that."""
         safe = not self._task.delete or file.digest.endswith(self._stored_as)
         return safe and self._target.read_stamp(file.target) == file.stored

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump.errors import ConfigError
 from rankdumpd.agent.records import FileDescriptor, FileStamp
 from rankdumpd.agent.storage.tree import make_stamp
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: opening a pipe in place of a file would never return.
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _UNSUPPORTED_TYPES = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -83,7 +82,7 @@ class IngestFolder:
     def open(self, path: str) -> FileDescriptor:
         """Open a regular file; OSError when it is anything else."""
         folder, name = self._locate(path)
-        file = FileDescriptor(os.open(name, _FILE_FLAGS, dir_fd=folder.number))
+        file = FileDescriptor(os.open(name, READ_FLAGS, dir_fd=folder.number))
         if not stat.S_ISREG(os.fstat(file.number).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         return file

@@ -98,7 +98,7 @@ _logger = logging.getLogger(__name__)
 class IngestComponent(Component):
     """Follows one folder from `start` to `drain`."""
 
-    leave_s = Component.leave_s + _STOP_TIMEOUT_S
+    max_stop_s = Component.max_stop_s + _STOP_TIMEOUT_S
 
     def __init__(
         self,

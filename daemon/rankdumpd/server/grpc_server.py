@@ -109,20 +109,20 @@ class GrpcServer:
         server.start()
         self._server = server
         self._names = names
-        self.show(well=True)
+        self.set_serving(is_serving=True)
         return bound
 
     def explain_fault(self) -> str:
         """Return why health checks say that this server is not well; empty when it is."""
         return self._fault
 
-    def show(self, *, well: bool) -> None:
+    def set_serving(self, *, is_serving: bool) -> None:
         """Set the status of health checks; calls work in either case."""
         if self._fault != _STOPS:
-            self._fault = "" if well else "a file that it needs is missing; its log names it"
+            self._fault = "" if is_serving else "a file that it needs is missing; its log names it"
         states = health_pb2.HealthCheckResponse
         for name in self._names:
-            self._health.set(name, states.SERVING if well else states.NOT_SERVING)
+            self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     def refuse(self) -> None:
         """Report in health checks that this server is about to stop; calls still work."""

@@ -209,7 +209,7 @@ SettingsReader = Callable[[Mapping[str, str]], DaemonSettings]
 class Component(Protocol):
     """A part of the process with a start, a stop and a health."""
 
-    leave_s = 6.0
+    max_stop_s = 6.0
     """Longest duration of `stop` after the deadline of a drain, unless a disk hangs."""
 
     def start(self) -> None:
@@ -234,7 +234,7 @@ class Component(Protocol):
         """
         return ""
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         """Return a short status with numbers, without waiting."""
         return ""
 
@@ -271,7 +271,7 @@ def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lam
     threading.Thread(target=wait, name="rankdumpd-lifeline", daemon=True).start()
 
 
-class ProcessLife:
+class DaemonRun:
     """Runs one process: its start, its service and its end."""
 
     def __init__(
@@ -325,7 +325,7 @@ class ProcessLife:
                 component.start()
             address = self._server.start()
         _logger.info("listening on %s", address)
-        self._notifier.send_ready(self._brief())
+        self._notifier.send_ready(self._summarize())
         if self._pipe:
             self._pipe.send_ready(address)
 
@@ -337,11 +337,11 @@ class ProcessLife:
             if request is ProcessRequest.RELOAD:
                 self._reload()
             elif not self._has_fault():
-                self._notifier.send_alive(self._brief())
+                self._notifier.send_alive(self._summarize())
 
     def _end(self, *, drains: bool) -> int:
         """Drain and stop, or only stop; return the exit status. Exit at once if that hangs."""
-        limit_s = max(component.leave_s for component in self._components)
+        limit_s = max(component.max_stop_s for component in self._components)
         limit_s += self._settings.agent.drain_timeout_s if drains else 0.0
         thread = threading.Thread(
             target=self._drain_and_stop, args=(drains,), name="rankdumpd-end", daemon=True
@@ -355,7 +355,7 @@ class ProcessLife:
                 "the stop does not end because a disk or a call hangs (threads: %s): %s; ranks "
                 "resend what was not acknowledged",
                 ", ".join(hanging),
-                self._brief() or "what is left is not known",
+                self._summarize() or "what is left is not known",
             )
             os._exit(_EXIT_FAILED)
         self._signals.close()
@@ -366,7 +366,7 @@ class ProcessLife:
     def _drain_and_stop(self, drains: bool) -> None:
         try:
             if drains:
-                self._notifier.send_stopping(self._brief())
+                self._notifier.send_stopping(self._summarize())
                 self._server.refuse()
                 left = self._drain()
                 self._notifier.send_status(f"drained, {left} items are left")
@@ -424,7 +424,7 @@ class ProcessLife:
                     "these settings change only with a restart: %s",
                     ", ".join(change.pending_restart),
                 )
-        self._notifier.send_ready(self._brief())
+        self._notifier.send_ready(self._summarize())
 
     def _check_required_files(self) -> None:
         """Log missing required files. They are no fault: a new process would lose more."""
@@ -433,7 +433,7 @@ class ProcessLife:
             if sentence not in self._missing:
                 _logger.error("%s", sentence)
         if bool(missing) is not bool(self._missing):
-            self._server.show(well=not missing)
+            self._server.set_serving(is_serving=not missing)
         self._missing = missing
 
     def _has_fault(self) -> bool:
@@ -448,10 +448,9 @@ class ProcessLife:
             os._exit(_EXIT_FAILED)
         return bool(fault)
 
-    def _brief(self) -> str:
-        return "; ".join(
-            filter(None, (*self._missing, *(component.brief() for component in self._components)))
-        )
+    def _summarize(self) -> str:
+        summaries = (component.summarize() for component in self._components)
+        return "; ".join(filter(None, (*self._missing, *summaries)))
 
 
 def _keeps_process(thread: threading.Thread) -> bool:

@@ -166,7 +166,7 @@ class WorkerSupervisor(Component):
     """An agent of several workers; it owns the state folder from its creation until `stop`."""
 
     # The time of a worker, and as much again for one that hangs.
-    leave_s = 2 * Component.leave_s
+    max_stop_s = 2 * Component.max_stop_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
     def __init__(
@@ -272,7 +272,7 @@ class WorkerSupervisor(Component):
         """Return which worker would not be restarted; a worker with a fault exits by itself."""
         return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         """Return the number of workers that serve."""
         return f"{self._clients.serving_count} of {len(self._workers)} workers serve"
 

@@ -71,7 +71,7 @@ class Framework:
         self.hooks: list[Hook] = []
         self.saved: list[Path] = []
         self.removed = 0
-        self.has_optimizer = True
+        self.finds_optimizer = True
 
     def api_hook(self, model: Any, recorder: Recorder, *, graph: int, options: ApiOptions) -> Hook:
         assert graph == 0
@@ -88,8 +88,8 @@ class Framework:
         self.listener = listener
         return self
 
-    def optimized(self) -> bool:
-        return self.has_optimizer
+    def has_optimizer(self) -> bool:
+        return self.finds_optimizer
 
     def remove(self) -> None:
         self.removed += 1

@@ -157,11 +157,11 @@ def test_make_dump_plan_of_release_1_0_18_has_other_statistics():
 )
 def test_step_counter_ends_steps_at_optimizers(loop: str, numbers: list[int]):
     """Accumulation is one step, several optimizers end one step, an evaluation has its own."""
-    assert numbers_of(loop, optimized=True) == numbers
+    assert numbers_of(loop, has_optimizer=True) == numbers
 
 
 def test_step_counter_without_optimizer_counts_calls():
-    assert numbers_of("TTET", optimized=False) == [0, 1, 2, 3]
+    assert numbers_of("TTET", has_optimizer=False) == [0, 1, 2, 3]
 
 
 def test_step_counter_accepts_steps_of_the_script():
@@ -169,25 +169,25 @@ def test_step_counter_accepts_steps_of_the_script():
     steps = StepCounter()
     assert [steps.set_step(), steps.set_step(), steps.set_step(7), steps.set_step()] == [0, 1, 7, 8]
     steps.note_optimizer_step()
-    assert not steps.note_call("m", trains=True, optimized=lambda: True)
+    assert not steps.note_call("m", trains=True, has_optimizer=lambda: True)
     assert steps.number == 8
 
 
 def test_step_counter_knows_the_upcoming_step():
     steps = StepCounter()
     assert steps.upcoming_step == 0
-    steps.note_call("m", trains=True, optimized=lambda: True)
+    steps.note_call("m", trains=True, has_optimizer=lambda: True)
     steps.note_optimizer_step()
     assert (steps.number, steps.upcoming_step) == (0, 1)
 
 
-def numbers_of(loop: str, *, optimized: bool) -> list[int]:
+def numbers_of(loop: str, *, has_optimizer: bool) -> list[int]:
     steps, found = StepCounter(), list[int]()
     for event in loop:
         if event == "s":
             steps.note_optimizer_step()
         else:
-            steps.note_call(event, trains=event == "T", optimized=lambda: optimized)
+            steps.note_call(event, trains=event == "T", has_optimizer=lambda: has_optimizer)
             found.append(steps.number)
     return found
 

@@ -127,7 +127,7 @@ def test_gradients_are_named_by_their_own_name():
 
 def test_rule_without_operators_names_none_and_holds_for_all():
     watch = RuleWatch([WatchRule("zero")])
-    assert not watch.names("Conv2d", NAME)
+    assert not watch.names_operator("Conv2d", NAME)
     watch.add_tensor(0, kind_of())
     assert watch.judge(0, 0, ZERO)
     assert not watch.judge(1, 0, ZERO)

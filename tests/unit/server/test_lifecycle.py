@@ -167,9 +167,9 @@ class FakeComponent(Component):
         self,
         on_start: Callable[[], None] = lambda: None,
         on_drain: Callable[[], int] = lambda: 0,
-        leave_s: float = 60.0,
+        max_stop_s: float = 60.0,
     ) -> None:
-        self.on_start, self.on_drain, self.leave_s = on_start, on_drain, leave_s
+        self.on_start, self.on_drain, self.max_stop_s = on_start, on_drain, max_stop_s
         self.stopped = 0
         self.given: list[DaemonSettings] = []
 
@@ -185,7 +185,7 @@ class FakeComponent(Component):
     def reload(self, settings: DaemonSettings) -> None:
         self.given.append(settings)
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         return "7 frames under way"
 
 
@@ -199,7 +199,7 @@ class FakeServer(GrpcServer):
 
     def refuse(self) -> None: ...
 
-    def show(self, *, well: bool) -> None: ...
+    def set_serving(self, *, is_serving: bool) -> None: ...
 
     def stop(self, grace_s: float) -> None: ...
 
@@ -239,15 +239,15 @@ def reread(environ: object) -> DaemonSettings:
 
 
 def run_process(components: list[FakeComponent], server: FakeServer) -> int:
-    life = lifecycle.ProcessLife(components, server, settings=SETTINGS, reread=reread)
-    return life.run()
+    daemon_run = lifecycle.DaemonRun(components, server, settings=SETTINGS, reread=reread)
+    return daemon_run.run()
 
 
 def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     """The process exits soon after the deadline."""
     release = threading.Event()
-    hanging = FakeComponent(on_drain=lambda: int(release.wait(60)), leave_s=0.2)
-    components = [hanging, FakeComponent(leave_s=0.2)]
+    hanging = FakeComponent(on_drain=lambda: int(release.wait(60)), max_stop_s=0.2)
+    components = [hanging, FakeComponent(max_stop_s=0.2)]
     with pytest.raises(ProcessExit):
         run_process(components, FakeServer())
     assert exits == [1]

@@ -40,7 +40,7 @@ class FakeTransfer:
         self._target[:] = self._data
         self._done = True
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         if self.fails:
             raise RuntimeError("the device is lost")
         return self._done

@@ -18,6 +18,7 @@ from rankdump._core.freeze_record import (
     is_record_name,
     parse_freeze_record,
 )
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.status import FreezeStatus
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump.errors import CorruptedError
@@ -74,8 +75,7 @@ def _make_status(record: FreezeRecord, tree: Path) -> FreezeStatus:
 
 def _read_record(path: Path) -> FreezeRecord:
     with named_errors(path):
-        # Without blocking on a pipe, and never through a link.
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        number = os.open(path, READ_FLAGS)
         with os.fdopen(number, "rb") as file:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:

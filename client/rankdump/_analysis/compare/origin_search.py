@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._analysis.compare import rank_origin
 from rankdump._analysis.compare.pair_comparison import has_nonfinite_statistics
 from rankdump._analysis.compare.programs import read_programs
 from rankdump._analysis.compare.rank_origin import (
@@ -49,6 +48,7 @@ from rankdump._analysis.reader.tensor_loader import load
 from rankdump._analysis.reader.tensor_statistics import statistics
 from rankdump._core.events import EventKind
 from rankdump._core.graph import SourceLine
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.plan import IterationSelection
 from rankdump._core.selection import strip_scope_prefix
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
@@ -136,7 +136,7 @@ def _join_rank_origins(
     # The amount in the reason has to be an upper bound for all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
     others = sorted(row.rank for row in rows if row is not first.likeliest_row)
-    reason = widest.reason + (rank_origin.describe_other_ranks(others) if others else "")
+    reason = widest.reason + (f"; the same on {name_first_ranks(others)}" if others else "")
     named = replace(suspect, reason=reason)
     return DivergenceOrigin(
         question.kind, question.side, not first.ambiguity, (named,), first.ambiguity
@@ -352,7 +352,9 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
-        answers = [(places[id(row)], _read_nonfinite(question.select(row))) for row in asked]
+        answers = [
+            (places[id(row)], _has_nonfinite_elements(question.select(row))) for row in asked
+        ]
         known = [(at, found) for at, found in answers if found is not None]
         for at, found in known:
             set_nonfinite(at, found)
@@ -360,7 +362,7 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
             return
 
 
-def _read_nonfinite(tensor: DumpedTensor | None) -> bool | None:
+def _has_nonfinite_elements(tensor: DumpedTensor | None) -> bool | None:
     """Return whether elements are NaN or infinite; None when the file cannot be read."""
     if tensor is None or tensor.entry is None:
         return None
@@ -398,7 +400,7 @@ def _has_nonfinite(tensor: DumpedTensor | None, known: dict[str, bool]) -> bool 
         return tabled
     if tensor.digest in known:
         return known[tensor.digest]
-    found = _read_nonfinite(tensor)
+    found = _has_nonfinite_elements(tensor)
     if found is not None and tensor.digest:
         known[tensor.digest] = found
     return found

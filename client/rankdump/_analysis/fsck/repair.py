@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.fsck.damage import CheckReport, FileDamage
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
 from rankdump.errors import RejectedError
 
@@ -130,9 +131,7 @@ def _open_folder(root: Path, path: str) -> Generator[int, None, None]:
 
 def _is_being_written(folder: int, name: str) -> bool:
     """Return whether somebody may be writing to a file."""
-    opened = os.open(
-        name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder
-    )
+    opened = os.open(name, READ_FLAGS, dir_fd=folder)
     try:
         # When another process opens the file, the default signal SIGIO would end this process.
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)

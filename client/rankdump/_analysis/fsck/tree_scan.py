@@ -25,6 +25,7 @@ from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.manifest import ManifestRecord
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._layout import statistic_tables
 from rankdump._layout.api_tree import API_FRAMEWORKS
 from rankdump._layout.dump_folders import (
@@ -87,7 +88,7 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
 def read_regular_file(root: Path, path: str) -> memoryview:
     """Return the bytes of a regular file; CorruptedError for other items and read errors."""
     try:
-        opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        opened = os.open(root / path, READ_FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise CorruptedError("not a regular file")
@@ -119,7 +120,9 @@ def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[
 def _enter_folder(
     where: str, folder: DumpFolder | None, name: str
 ) -> tuple[bool, DumpFolder | None]:
-    """Return whether a folder of that name belongs to a tree, and its place if it has tensors."""
+    """Return two answers: whether a folder of that name belongs to a tree, and its place if it has
+    tensors.
+    """
     if not where and name == GLOBAL_ORDER_FOLDER:
         return True, None
     if folder is None:  # folders of metadata may contain folders of any name

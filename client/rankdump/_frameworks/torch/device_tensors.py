@@ -134,7 +134,7 @@ class CudaTransfer:
         self._event = event
         self._release: Callable[[], None] | None = ended
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether the elements have arrived; raise if they never will."""
         over = True
         try:

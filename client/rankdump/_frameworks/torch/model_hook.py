@@ -608,7 +608,7 @@ class TorchModelHook:
                 hint = "" if explain_uncompilable_observation() else INSIDE_COMPILED_HINT
                 self._observer.recorder.warn_once(note + hint)
         self._mark_reporter.report_marks(tree)
-        if self._installed is None or not self._installed.tree.same_as(tree):
+        if self._installed is None or not self._installed.tree.has_same_modules(tree):
             self._uninstall()
             self._install_hooks(tree)
         self._pass_finder.start(self._model, tree)

@@ -75,7 +75,7 @@ class ModuleTree:
     fused: tuple[ModuleOperator, ...] = ()
     """Modules that a hook would change: only their call can be observed, by replacing it."""
 
-    def same_as(self, other: ModuleTree) -> bool:
+    def has_same_modules(self, other: ModuleTree) -> bool:
         """Return whether both trees have the same modules under the same names."""
         return [(id(o.module), o.scope) for o in self.operators] == [
             (id(o.module), o.scope) for o in other.operators

@@ -43,8 +43,8 @@ class TensorFingerprint(NamedTuple):
     address: int
     version: int
 
-    def same_as(self, other: TensorFingerprint) -> bool:
-        """Return whether both are of the same, unchanged and still living tensor data."""
+    def has_same_data(self, other: TensorFingerprint) -> bool:
+        """Return whether both are of the same tensor data, unchanged and still in memory."""
         mine = self.tensor()
         return (
             mine is not None
@@ -245,7 +245,7 @@ class ForwardCallLog:
 
         def same_data(call: TorchOperatorCall) -> bool:
             known = call.fingerprint
-            return known is not None and now is not None and known.same_as(now)
+            return known is not None and now is not None and known.has_same_data(now)
 
         with self._lock:
             calls: Sequence[TorchOperatorCall] = self._by_path.get(scope.path, ())

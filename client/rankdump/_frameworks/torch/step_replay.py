@@ -229,7 +229,7 @@ def _describe(error: Exception) -> str:
 
 
 def _agree(ready: bool) -> bool:
-    """Return whether all ranks of the job are ready; called by all of them."""
+    """Ask all ranks of the job, which all call this; return whether all of them are ready."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ready
     device = _DEVICES.get(str(dist.get_backend()), "cpu")

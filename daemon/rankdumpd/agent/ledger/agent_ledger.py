@@ -202,7 +202,7 @@ class AgentLedger(LedgerReader):
             self.log.enter_balance(base, frame_id, status)
 
     def mark_applied_and_keep(self, frame_id: FrameId) -> None:
-        """Enter that timeouts or a changed plan are applied; they are needed further on."""
+        """Enter that timeouts or a changed plan are applied; their bodies are needed later."""
         with self._transaction() as base:
             base.execute(_MARK_APPLIED, (frame_id.session_id, frame_id.sequence))
 

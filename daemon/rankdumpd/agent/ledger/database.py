@@ -17,14 +17,14 @@ SCHEMA_VERSION = 11
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY,
-    request TEXT NOT NULL,           -- JSON of what the rank said of itself
+    request TEXT NOT NULL,           -- JSON of the request that opened it
     plan BLOB NOT NULL,
     state TEXT NOT NULL,
-    watermark INTEGER NOT NULL,      -- every frame up to here stands below; more may
+    watermark INTEGER NOT NULL,      -- every frame up to it is entered; later ones may be
     iterations_seen INTEGER NOT NULL,
     notes TEXT NOT NULL,             -- JSON list
     graphs TEXT NOT NULL,            -- JSON list: graphs whose program order is in the tree
-    secret_hash TEXT NOT NULL DEFAULT '',  -- of what only its rank knows, SHA-256; empty: nothing
+    secret_hash TEXT NOT NULL DEFAULT '',  -- SHA-256 of what only its rank knows; empty: none
     opened_us INTEGER NOT NULL DEFAULT 0   -- since the epoch; 0 when it is not known
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -101,24 +101,24 @@ CREATE TABLE IF NOT EXISTS tallies (
     iteration INTEGER NOT NULL,
     fate TEXT NOT NULL,
     reason TEXT NOT NULL,
-    records INTEGER NOT NULL,        -- whose own rows are gone, or that were rows of figures
+    records INTEGER NOT NULL,        -- number of records folded into this sum
     bytes_in INTEGER NOT NULL,
     bytes_stored INTEGER NOT NULL,
     PRIMARY KEY (session_id, iteration, fate, reason)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS away (
-    session_id TEXT PRIMARY KEY,     -- that said goodbye, or whose rank is gone
+    session_id TEXT PRIMARY KEY,     -- closed by its rank, or lost
     since_us INTEGER NOT NULL,
-    folded INTEGER NOT NULL          -- nothing of it is left to be forgotten
+    folded INTEGER NOT NULL          -- 1: it has no rows left to fold into sums
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of what the coordinator is told, for ever
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of an item for the coordinator, never used again
     session_id TEXT NOT NULL,
-    sequence INTEGER NOT NULL,       -- of the declaration it is about; 0: none
+    sequence INTEGER NOT NULL,       -- of the row of `declarations` with its body; 0: none
     kind TEXT NOT NULL,
     events INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,          -- what it keeps from being forgotten
-    body BLOB NOT NULL               -- JSON; empty: the declaration's own
+    bytes INTEGER NOT NULL,          -- what it occupies until it is acknowledged
+    body BLOB NOT NULL               -- JSON; empty: that of the declaration
 );
 CREATE INDEX IF NOT EXISTS log_by_declaration ON log (session_id, sequence);
 CREATE INDEX IF NOT EXISTS log_by_kind ON log (kind, number);
@@ -127,7 +127,7 @@ CREATE TABLE IF NOT EXISTS reporting (
     agent_id TEXT NOT NULL,
     acknowledged INTEGER NOT NULL,   -- the coordinator needs nothing up to here again
     lost_events INTEGER NOT NULL,
-    lost_states INTEGER NOT NULL     -- items of any other kind
+    lost_states INTEGER NOT NULL     -- lost items of any other kind
 );
 CREATE TABLE IF NOT EXISTS unpacked (
     number INTEGER PRIMARY KEY,      -- in the order in which they were written
@@ -155,7 +155,7 @@ CREATE TABLE IF NOT EXISTS retired (
     began_us INTEGER NOT NULL,
     done INTEGER NOT NULL,           -- its files are gone
     bytes INTEGER NOT NULL,          -- what they took
-    status TEXT NOT NULL,            -- JSON: its balance
+    status TEXT NOT NULL,            -- JSON: particulars for the audit log
     PRIMARY KEY (session_id, iteration)
 ) WITHOUT ROWID;
 """

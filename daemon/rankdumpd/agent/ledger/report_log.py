@@ -23,7 +23,8 @@ from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.records import FrameId, MetadataFrame
 
 NUMBER_GAP = 1 << 32
-"""More items than one process can lose; the numbers suffice for two billion gaps."""
+"""Numbers that are skipped where some may have been lost: more than one process can lose. There are
+numbers for two billion such gaps."""
 
 _SET_NUMBER = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'log'"
 
@@ -119,7 +120,7 @@ class ReportLog:
             self._remove(base, 0, number)
 
     def begin_after(self, number: int) -> int:
-        """Renumber all items above a number, unless the newest is; return how many were moved.
+        """Move all items above a number, unless the newest has reached it; return how many moved.
 
         All of them are reported again, because it is not known which the coordinator has.
         """

@@ -29,7 +29,7 @@ SELECT number, iteration, records FROM unindexed WHERE session_id = ? ORDER BY n
 
 
 class UnindexedSession(NamedTuple):
-    """What of a session is not in the table."""
+    """Manifests of one session that are not in the table."""
 
     session_id: str
     records: int

@@ -148,7 +148,7 @@ class LedgerSpace:
         )
 
     def findings(self) -> list[str]:
-        """Return whether the disk is nearly full or does not answer, as sentences."""
+        """Return sentences on a disk that is nearly full or does not answer."""
         return [*list_ledger_warnings(self.status()), *self._gauge.findings()]
 
     def _measure(self, folder: Path) -> DiskSpace:

@@ -158,7 +158,7 @@ class SessionTallies:
         return sequence > self._tallies[end.iteration].ended_to
 
     def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
-        """Complete an iteration, or find it complete by this number; return its balance."""
+        """Complete an iteration, unless this or a later end did; return its balance."""
         tally = self._tallies[end.iteration]
         if self.is_first_end(end, sequence):
             tally.end(end)

@@ -109,7 +109,7 @@ class OrderRelay:
         return answered
 
     def _answer_for(self, session: RankSession, order: ControlOrder) -> ControlAnswer | None:
-        """Return the answer of the agent in the place of a rank; None when that is to answer.
+        """Return what the agent answers in the place of a rank; None if the rank is to answer.
 
         The agent freezes what it holds of a rank, whatever the rank does or understands.
         """

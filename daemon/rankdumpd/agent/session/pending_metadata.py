@@ -77,7 +77,7 @@ class PendingMetadata:
             return self._items.pop(first)
 
     def was_begun(self, item: MetadataFrame) -> bool:
-        """Return whether it may have been applied in part, by an earlier process or this one."""
+        """Return whether a frame may be applied in part, by an earlier process or this one."""
         return item.frame_id.sequence <= self._begun_to
 
     def suspend(self, failed: MetadataFrame | None) -> None:

@@ -248,7 +248,7 @@ class RankSession:
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
         self._baseline_problems: set[str] = set()
-        """Kinds of those that are among the findings."""
+        """Kinds of the problems with a baseline that are among the findings."""
         self._warnings: dict[str, None] = {}
         self._notes: dict[tuple[str, str], str] = {}
         """What watch rules noted, by rule and tensor, until the rank ends the session."""
@@ -541,7 +541,7 @@ class RankSession:
         return lost and self._process is not None and not self._ended_by
 
     def find_process_end(self) -> bool:
-        """Look how the process of a lost session ended; return whether that is known now."""
+        """Find out how the process of a lost session ended; return whether that is known now."""
         process = self._process if self.may_learn_end else None
         ended_by = read_process_end(process) if process is not None else ""
         with self._lock:
@@ -550,7 +550,7 @@ class RankSession:
         return bool(ended_by)
 
     def release_process(self) -> None:
-        """Look no longer how the process ended."""
+        """Stop watching for the end of the process."""
         with self._lock:
             if self._find_state() is SessionState.LOST:
                 self._process = None
@@ -573,7 +573,7 @@ class RankSession:
             )
 
     def make_tree_session(self, changed_us: int) -> TreeSession:
-        """Return what its file contains after a change at that time."""
+        """Return the content of the session's file after a change at that time."""
         iterations = self.iterations() if self.has_ended else []
         return TreeSession(
             self.status(),

@@ -187,7 +187,7 @@ class SessionRegistry:
     ) -> None:
         """Restrict trees to folders below `roots`, if any are given.
 
-        `capacity_fault` returns why no session can be added to that many; empty when one can.
+        `capacity_fault` returns why no session can be added to so many; empty if one can be.
         `daemons` are the addresses for session files.
         """
         self._ledger, self._daemons = ledger, daemons

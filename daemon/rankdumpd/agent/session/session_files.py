@@ -73,7 +73,7 @@ class SessionFiles:
         self._thread = BackgroundThread(self._run, "rankdumpd-session-files")
 
     def update(self, session: RankSession) -> None:
-        """Write the file of a session that may have changed, soon."""
+        """Have the thread write the file of a session that may have changed."""
         with self._changed:
             self._waiting[session.request.session_id] = (session, self._clock_us())
             self._changed.notify_all()

@@ -140,7 +140,7 @@ class RingReader:
         Not within a chunked record: its released chunks are gone, and the rank resends all of it.
         """
         broken = self._fault is not None or self.intake.within_record
-        return not broken and self.slab.in_use()
+        return not broken and self.slab.is_in_use()
 
     @property
     def filled_share(self) -> float:

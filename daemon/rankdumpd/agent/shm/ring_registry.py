@@ -151,7 +151,7 @@ class RingRegistry:
     def drop_unused(self, session: RankSession) -> None:
         """Remove a slab that its rank cannot map, as its frames on the stream show."""
         entry = self._rings.get(session.request.session_id)
-        if entry and not entry.ring.slab.in_use():
+        if entry and not entry.ring.slab.is_in_use():
             self._drop(entry)
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ class RingRegistry:
         session = entry.session
         if self._rings.get(session.request.session_id) is not entry:
             return
-        in_use = entry.ring.slab.in_use()
+        in_use = entry.ring.slab.is_in_use()
         entry.mapped = entry.mapped or in_use or entry.ring.begun
         if session.live:
             return

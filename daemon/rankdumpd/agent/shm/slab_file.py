@@ -77,7 +77,7 @@ class SlabFile:
         """Change a number."""
         os.pwrite(self._opened.number, _NUMBER.pack(value), offset)
 
-    def in_use(self) -> bool:
+    def is_in_use(self) -> bool:
         """Return whether a live process maps it, and so has a lock on the whole file."""
         if self._file is None:
             return False

@@ -310,4 +310,4 @@ def _is_in_use(path: Path) -> bool:
         slab = open_slab(path)
     except OSError:
         return False
-    return slab is not None and slab.in_use()
+    return slab is not None and slab.is_in_use()

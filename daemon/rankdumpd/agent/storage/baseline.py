@@ -130,7 +130,7 @@ class BaselineIndex:
         self._lock = threading.Lock()
         self._place_locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
 
-    def find(
+    def find_match(
         self,
         root: str,
         rank_folder: str,
@@ -138,7 +138,9 @@ class BaselineIndex:
         identity: TensorIdentity,
         content: ContentFacts,
     ) -> BaselineMatch:
-        """Return whether the tensor of a rank's iteration with an identity has the content."""
+        """Return how the tensor with this identity in an iteration of a rank compares with the
+        content.
+        """
         digests = self._load((root, rank_folder, iteration))
         if isinstance(digests, BaselineProblem):
             return BaselineMatch(BaselineVerdict.UNAVAILABLE, problem=digests)

@@ -291,7 +291,7 @@ class RecordWriter:
             self._identities, kind, lambda: self._make_identity(head), _MAX_REMEMBERED_IDENTITIES
         )
         content = record.digest, kind.dtype, kind.shape
-        return index.find(root, folder, head.iteration, identity, content)
+        return index.find_match(root, folder, head.iteration, identity, content)
 
     def _make_identity(self, head: RecordHead) -> TensorIdentity:
         kind, layout = head.kind, self._layout

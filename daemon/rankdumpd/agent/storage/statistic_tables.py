@@ -300,7 +300,7 @@ class StatisticTables:
 
 
 def _take_line(existing: Counter[str], line: str) -> bool:
-    """Return whether a line exists, and count it as found."""
+    """Count a line as found; return False if there is none left."""
     if not existing[line]:
         return False
     existing[line] -= 1

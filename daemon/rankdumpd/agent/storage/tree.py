@@ -19,13 +19,11 @@ from typing import BinaryIO, TypeAlias
 from rankdump._analysis.table.tree_access import lock_descriptor
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
+from rankdump._core.open_flags import READ_FLAGS
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile
 from rankdumpd.agent.storage.folders import LIST_FLAGS, TreeFolders, sync_folder
-
-# Not blocking: opening a pipe in the place of a file would hang.
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RootedFolder:
@@ -118,7 +116,7 @@ class RootedFolder:
 
     def _open(self, folder: str, name: str) -> int:
         where = self._folders.open(folder)
-        return os.open(name, _READ_FLAGS, dir_fd=where.number)
+        return os.open(name, READ_FLAGS, dir_fd=where.number)
 
 
 SmallFile: TypeAlias = "tuple[str, str, bytes]"
@@ -493,9 +491,9 @@ class DumpTree(RootedFolder):
         # Some file systems grant an exclusive lock only on a writable file.
         mode = self._file_mode | stat.S_IWUSR
         try:
-            made = os.open(name, _READ_FLAGS | os.O_CREAT | os.O_EXCL, mode, dir_fd=where.number)
+            made = os.open(name, READ_FLAGS | os.O_CREAT | os.O_EXCL, mode, dir_fd=where.number)
         except FileExistsError:
-            return FileDescriptor(os.open(name, _READ_FLAGS, dir_fd=where.number))
+            return FileDescriptor(os.open(name, READ_FLAGS, dir_fd=where.number))
         opened = FileDescriptor(made)
         os.fchmod(made, mode)
         return opened

@@ -50,11 +50,11 @@ def begins_freeze(
     current: Sequence[JobFreeze],
     seen: Collection[FreezeKey],
 ) -> bool:
-    """Return whether a freeze is one of its own, which all agents of the job are to join.
+    """Return whether a freeze is a new one, which all agents of the job are to join.
 
     `known` has the keys of all freezes so far, `current` those that are handed on now, the latest
-    last, and `seen` the keys that whoever found this one knew of. A freeze that was found without
-    knowing of the current one of the attempt is a part of that: the agent joins it.
+    last, and `seen` the keys that the finder of this one knew. A freeze that was found without
+    knowing the current one of its attempt is a part of that one, which its agent joins.
     """
     if freeze.key in known:
         return False
@@ -128,7 +128,7 @@ class JobFreezes:
                 self._known[freeze.key].answers[agent_id] = freeze.refusal
 
     def add(self, freeze: JobFreeze, *, now_s: float, seen: Collection[FreezeKey] = ()) -> bool:
-        """Add a freeze; return whether it is one of its own, by `begins_freeze`."""
+        """Add a freeze; return whether it is a new one, as `begins_freeze` says."""
         current = [each.freeze for each in self._iter_current(now_s)]
         if not begins_freeze(freeze, self._known, current, seen):
             return False

@@ -61,8 +61,8 @@ class PeerSteps:
         self._changed: set[int] = set()
         """Iterations with numbers that were not compared yet."""
         self._outliers: dict[tuple[int, str], tuple[int, bool]] = {}
-        """By rank and name of each outlier the iteration in which it was found, or was none any
-        more, and whether it is one."""
+        """By rank and name: the iteration in which an outlier was found or ended, and whether it is
+        one still."""
 
     def add(self, step: RankStep) -> None:
         """Add the numbers of a step; those of an earlier attempt are ignored."""
@@ -95,14 +95,14 @@ class PeerSteps:
             if len(numbers) <= MIN_PEERS:
                 continue
             outliers = find_outliers(numbers)
-            new = [rank for rank in outliers if self._is_new(rank, name, iteration)]
+            new = [rank for rank in outliers if self._note_outlier(rank, name, iteration)]
             if new and cause is None:
                 cause = _make_cause(new[0], name, iteration, numbers, now_us)
-            self._forget(name, numbers, outliers, iteration)
+            self._end_outliers(name, numbers, outliers, iteration)
         return cause and JobFreeze(self._job_id, self._attempt, iteration, cause)
 
-    def _is_new(self, rank: int, name: str, iteration: int) -> bool:
-        """Remember an outlier; return whether it is one that was none, or none any more."""
+    def _note_outlier(self, rank: int, name: str, iteration: int) -> bool:
+        """Remember an outlier; return whether it is new, or had ended before."""
         before, was_outlier = self._outliers.get((rank, name), (-1, False))
         if was_outlier or iteration <= before:
             return False
@@ -111,10 +111,10 @@ class PeerSteps:
             del self._outliers[next(iter(self._outliers))]
         return True
 
-    def _forget(
+    def _end_outliers(
         self, name: str, numbers: Mapping[int, float], outliers: list[int], iteration: int
     ) -> None:
-        """Mark the outliers of a name that a later iteration has, and that are none in it."""
+        """Mark earlier outliers as ended whose ranks have a usual number in this iteration."""
         for (rank, known), (before, is_outlier) in self._outliers.items():
             has_number = known == name and rank in numbers and rank not in outliers
             if has_number and is_outlier and before < iteration:

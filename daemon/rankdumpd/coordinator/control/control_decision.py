@@ -14,9 +14,9 @@ from rankdump._core.status import SessionState, SessionStatus
 from rankdump.errors import RejectedError
 
 MIN_STEP_US = 1_000
-"""Steps that are said to be shorter are taken to last as long."""
+"""Shortest duration of a step in this computation; shorter ones count as this long."""
 MIN_LEAD_S = 1.0
-"""Least time between the choice of an iteration and its begin."""
+"""Shortest time between the choice of an iteration and its begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class _RunningControl:
     """A control under way."""
 
     order: ControlOrder
-    """As agents get it now."""
+    """As agents get it now: without an iteration in the first round, with one in the second."""
     sessions: tuple[ControlledSession, ...]
     asked: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
     applied: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
@@ -53,7 +53,7 @@ class _RunningControl:
         )
 
     def add(self, answer: ControlAnswer) -> None:
-        """Add an answer to the present order; of others nothing is kept."""
+        """Add an answer to the present order; answers to others are ignored."""
         known = {each.session_id for each in self.sessions}
         applies = not self._is_question
         if (answer.id, answer.applied) == (self.order.id, applies) and answer.session_id in known:

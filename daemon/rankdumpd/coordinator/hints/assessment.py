@@ -9,12 +9,13 @@ that of execution.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
 from rankdump._core.events import EventColumn, ProcessGroup
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.selection import parse_iterations
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump._core.units import format_duration, format_percentage
@@ -23,7 +24,6 @@ from rankdumpd.coordinator.hints.rank_warnings import (
     HALF_SHARE,
     describe_limit,
     find_next_step,
-    format_ranks,
 )
 from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import (
@@ -43,6 +43,8 @@ from rankdumpd.coordinator.hints.timeout_limits import (
 )
 
 NO_LAST_ITERATION = -1
+_CLAUSE_SEPARATOR = "; "
+_SETTINGS_CLAUSE = "the suggested settings allow twice the expected wait"
 _MIN_ITERATIONS = 5
 """Fewest iterations that a trend is fitted to."""
 _MIN_SLOPE_ERRORS = 4.0
@@ -267,8 +269,15 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
         projected_us=expected,
         projected_iteration=last,
         settings=advice.settings,
-        reason="; ".join(_list_clauses(wait, limit, level, (expected, last), advice)),
+        reason=_CLAUSE_SEPARATOR.join(_list_clauses(wait, limit, level, (expected, last), advice)),
     )
+
+
+def withdraw_settings(hint: TimeoutHint) -> TimeoutHint:
+    """Return a hint without its suggested settings and the clause about them in its reason."""
+    clauses = hint.reason.split(_CLAUSE_SEPARATOR)
+    kept = (clause for clause in clauses if clause != _SETTINGS_CLAUSE)
+    return replace(hint, settings=(), reason=_CLAUSE_SEPARATOR.join(kept))
 
 
 def _find_nearest_wait(
@@ -328,9 +337,8 @@ def _list_clauses(
         yield "no limit that applies to this wait is known"
     else:
         share = format_percentage(spread_us / limit.limit_us)
-        holders = (
-            "" if set(limit.ranks) >= set(wait.group.ranks) else f" of {format_ranks(limit.ranks)}"
-        )
+        covers_all = set(limit.ranks) >= set(wait.group.ranks)
+        holders = "" if covers_all else f" of {name_first_ranks(limit.ranks)}"
         yield f"that is {share} of {describe_limit(limit, holders)}"
     if spread_us:
         yield (
@@ -341,7 +349,7 @@ def _list_clauses(
     if wait.rise is not None:
         yield _describe_trend(wait.rise, limit, *expected)
     if advice.settings:
-        yield "the suggested settings allow twice the expected wait"
+        yield _SETTINGS_CLAUSE
     if advice.remark:
         yield advice.remark
     if level is not HintLevel.OK and dump_us > spread_us / 2:

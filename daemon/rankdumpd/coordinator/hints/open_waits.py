@@ -23,8 +23,13 @@ from rankdump._core.events import (
 from rankdump._core.status import RankWait, SessionState, SessionStatus
 from rankdump._core.timeouts import HintLevel, TimeoutHint
 from rankdump._core.units import format_duration
-from rankdumpd.coordinator.fleet_views import DEADLOCK_TEXT, IterationView, JobFacts, RankCoverage
-from rankdumpd.coordinator.hints.assessment import GroupWait, assess_wait, describe_hint_call
+from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage, is_deadlock
+from rankdumpd.coordinator.hints.assessment import (
+    GroupWait,
+    assess_wait,
+    describe_hint_call,
+    withdraw_settings,
+)
 from rankdumpd.coordinator.hints.spread_history import HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import collect_group_limits
 
@@ -339,7 +344,6 @@ _MISMATCHES = (
 )
 STANDING_KINDS = (FindingKind.CYCLE, *_MISMATCHES)
 """Findings about calls that do not end."""
-SETTINGS_CLAUSE = "; the suggested settings allow twice the expected wait"
 
 
 def may_be_stuck(waits: Iterable[RankWait]) -> bool:
@@ -397,8 +401,7 @@ def explain_hint(
         )
     if not cause:
         return hint
-    reason = hint.reason.replace(SETTINGS_CLAUSE, "")
-    return replace(hint, cause=cause, settings=(), reason=reason)
+    return replace(withdraw_settings(hint), cause=cause)
 
 
 def _is_about_hint(finding: Finding, hint: TimeoutHint) -> bool:
@@ -408,4 +411,4 @@ def _is_about_hint(finding: Finding, hint: TimeoutHint) -> bool:
     if finding.kind in _MISMATCHES:
         return (finding.group, finding.sequence) == (hint.group, hint.sequence)
     unended = hint.waiting or hint.level is not HintLevel.OK
-    return unended and hint.last_rank in finding.ranks and DEADLOCK_TEXT in finding.text
+    return unended and hint.last_rank in finding.ranks and is_deadlock(finding)

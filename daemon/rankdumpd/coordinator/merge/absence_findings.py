@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     CallOutcome,
     EventColumn,
@@ -19,6 +18,7 @@ from rankdump._core.events import (
     FindingKind,
     ProcessGroup,
 )
+from rankdump._core.number_ranges import name_first_ranks
 from rankdumpd.coordinator.fleet_views import DEADLOCK_TEXT, IterationView
 from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_members_to_calls
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
@@ -118,7 +118,7 @@ class CallDescription:
     sequence: int
     name: str
     position: int
-    """On the lowest rank that took part."""
+    """Position of the call in the program of the lowest rank that took part."""
 
 
 def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescription:
@@ -134,7 +134,7 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
     elif kind is EventKind.RECV:
         whose = f" from rank {peer} on rank {rank}"
     else:
-        whose = f" ({describe_ranks(group.ranks or table.members['rank'][members].tolist())})"
+        whose = f" ({name_first_ranks(group.ranks or table.members['rank'][members].tolist())})"
     text = f"{kind.name.lower()} {name!r} number {number} of group {group.name!r}{whose}"
     return CallDescription(text, group, number, name, first["position"])
 
@@ -218,18 +218,18 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 
 
 def build_cycle_findings(
-    table: EventTable, match: CallMatch, sequence: CallOrder
+    table: EventTable, match: CallMatch, order: CallOrder
 ) -> Iterator[Finding]:
     """Yield a finding for each cycle of calls that ended, with the call that goes first."""
-    for cycle in sequence.cycles:
-        yield _build_cycle_finding(table, match, sequence, cycle)
+    for cycle in order.cycles:
+        yield _build_cycle_finding(table, match, order, cycle)
 
 
 def _build_cycle_finding(
-    table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...]
+    table: EventTable, match: CallMatch, order: CallOrder, cycle: tuple[int, ...]
 ) -> Finding:
     steps = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
-    first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
+    first = describe_call(table, match, min(cycle, key=order.index.__getitem__))
     members = [member for call in cycle for member in match.list_members(call)]
     return build_call_finding(
         FindingKind.CYCLE,
@@ -271,7 +271,7 @@ class CallAbsences:
 def find_missing_members(
     table: EventTable,
     match: CallMatch,
-    sequence: CallOrder,
+    order: CallOrder,
     gaps: EventGaps,
     excluded: frozenset[int],
 ) -> MissingMembers:
@@ -283,7 +283,7 @@ def find_missing_members(
     suspect = alone | (match.collective & (np.diff(match.bounds) != sizes[group]))
     suspect &= ~_find_complete_calls(table, match)
     missing: dict[int, tuple[int, ...]] = {}
-    for call in sequence.order[suspect[sequence.order]].tolist():
+    for call in order.calls[suspect[order.calls]].tolist():
         members = match.list_members(call)
         if alone[call]:
             gone = {int(table.members["peer"][members[0]])}
@@ -308,7 +308,7 @@ _JOINT_KINDS = (
 
 
 def _find_complete_calls(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return whether each call is known to have been entered by all its members.
+    """Return for each call whether it is known that all its members entered it.
 
     A call that raised, or that only returned to the host, states nothing about the others.
     """
@@ -438,11 +438,12 @@ def build_deadlock_findings(
         order = [*range(start, len(cycle)), *range(start)]
         steps = [_describe_wait(table, match, cycle[at], waiting[at]) for at in order]
         waited_for = ", which ".join(
-            f"{verb} for {describe_ranks(late[at])}" for at, verb in zip(order, steps, strict=True)
+            f"{verb} for {name_first_ranks(late[at])}"
+            for at, verb in zip(order, steps, strict=True)
         )
         first = describe_call(table, match, cycle[start])
         ranks = tuple(sorted({rank for each in waiting for rank in each}))
-        who = describe_ranks(waiting[start])
+        who = name_first_ranks(waiting[start])
         text = f"{DEADLOCK_TEXT}{who} {waited_for}; none of them can continue"
         yield build_call_finding(FindingKind.CYCLE, text, first, ranks=ranks)
 

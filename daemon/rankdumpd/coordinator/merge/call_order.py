@@ -49,6 +49,26 @@ def match_calls(table: EventTable) -> CallMatch:
     Members of a collective agree on group and sequence; the two ends of a message on group,
     sender, receiver and sequence. A sequence that a rank repeats starts another call.
     """
+    role, key = _build_call_keys(table)
+    order = _sort_by_keys([*key, role])
+    # How often a rank has repeated this key before; a repeat is a separate call.
+    turn = _number_runs(mark_changes([each[order] for each in (*key, role, table.members["rank"])]))
+    if turn.any():
+        turn = turn[np.argsort(order)]
+        order = _sort_by_keys([*key, turn, role])
+        turn = turn[order]
+    same_key = ~mark_changes([*(each[order] for each in key), turn])
+    role = role[order]
+    starts = np.flatnonzero(~same_key | mark_changes([role]))
+    bounds = np.append(starts, len(role))
+    # Sends are sorted before receives, so the send of a message is the call before its receive.
+    answers = (role[starts] == _RECEIVE) & same_key[starts]
+    send_of = np.where(answers, np.arange(len(starts)) - 1, -1)
+    return CallMatch(order, bounds, send_of, role[starts] == _COLLECTIVE)
+
+
+def _build_call_keys(table: EventTable) -> tuple[EventColumn, list[EventColumn]]:
+    """Return the role of each member, and the columns in which members of one call agree."""
     kind, rank = table.members["kind"], table.members["rank"]
     role = np.full(len(kind), _COLLECTIVE, "i1")
     role[kind == int(EventKind.SEND)] = _SEND
@@ -56,21 +76,7 @@ def match_calls(table: EventTable) -> CallMatch:
     peer = table.members["peer"].astype("i8")
     sender = np.select([role == _SEND, role == _RECEIVE], [rank, peer], -1)
     receiver = np.select([role == _SEND, role == _RECEIVE], [peer, rank], -1)
-    message = [table.members["group"], sender, receiver, table.members["sequence"]]
-
-    order = _sort_by_keys([*message, role])
-    turn = _number_runs(mark_changes([key[order] for key in (*message, role, rank)]))
-    if turn.any():
-        turn = turn[np.argsort(order)]
-        order = _sort_by_keys([*message, turn, role])
-        turn = turn[order]
-    same_message = ~mark_changes([*(key[order] for key in message), turn])
-    role = role[order]
-    starts = np.flatnonzero(~same_message | mark_changes([role]))
-    bounds = np.append(starts, len(kind))
-    answers = (role[starts] == _RECEIVE) & same_message[starts]
-    send_of = np.where(answers, np.arange(len(starts)) - 1, -1)
-    return CallMatch(order, bounds, send_of, role[starts] == _COLLECTIVE)
+    return role, [table.members["group"], sender, receiver, table.members["sequence"]]
 
 
 def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
@@ -79,7 +85,7 @@ def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
 
 
 def mark_changes(keys: Sequence[EventColumn]) -> EventColumn:
-    """Return whether each element differs from the one before; the first one counts as such."""
+    """Return for each element whether it differs from the one before, as the first one does."""
     changes = np.ones(len(keys[0]), dtype=bool)
     if len(changes):
         changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
@@ -96,8 +102,8 @@ def _number_runs(changes: EventColumn) -> EventColumn:
 class CallOrder:
     """Order of the calls, and the cycles that were broken for it."""
 
-    order: EventColumn
-    """Calls, first to last."""
+    calls: EventColumn
+    """All calls, first to last."""
     index: EventColumn
     """Place of each call in that order."""
     time_us: EventColumn
@@ -107,14 +113,14 @@ class CallOrder:
     them comes first in the order."""
 
 
-def sequence_calls(table: EventTable, match: CallMatch) -> CallOrder:
+def order_calls(table: EventTable, match: CallMatch) -> CallOrder:
     """Return the order of the calls of a table."""
     times = _compute_call_times(table, match)
     first = match.first
     keys = (times, table.members["rank"][first], table.members["position"][first])
     by_age = np.lexsort((*keys[::-1],))
     cycles: list[tuple[int, ...]] = []
-    if _keeps_rules(table, match, by_age):
+    if _is_valid_order(table, match, by_age):
         # The sequencer, which picks the oldest call that is not blocked, would give the same.
         ordered = by_age
     else:
@@ -133,7 +139,9 @@ def _invert_order(order: EventColumn) -> EventColumn:
 
 
 def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return for each call the start of the last event that a member began before its end."""
+    """Return a time for each call: the latest start among the events that its members began
+    before that call's end.
+    """
     if not len(match):
         return np.empty(0, dtype="i8")
     ends, last = table.members["end_position"], np.empty(len(match.members), dtype="i8")
@@ -144,7 +152,7 @@ def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
     return np.maximum.reduceat(table["time_us"][last[match.members]], match.bounds[:-1])
 
 
-def _keeps_rules(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
+def _is_valid_order(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
     """Return whether no call comes before one that it must follow."""
     place = _invert_order(order)
     answers = np.flatnonzero(match.send_of >= 0)
@@ -175,21 +183,30 @@ class _RankLane:
     def __init__(self, calls: EventColumn, positions: EventColumn, ends: EventColumn) -> None:
         by_end = np.argsort(ends, kind="stable")
         self.calls: list[int] = calls.tolist()
+        """In the order of their starts."""
         self.by_end: list[int] = calls[by_end].tolist()
+        """In the order of their ends."""
         self.slots: list[int] = np.argsort(by_end).tolist()
-        # How many calls were complete before each one started; those have to be done first.
+        """Place in `by_end` of each element of `calls`."""
         self.needs: list[int] = np.searchsorted(ends[by_end], positions, side="left").tolist()
+        """How many calls were complete before each one started; those have to be done first."""
         self.done = bytearray(len(self.calls))
-        self.prefix = 0
-        self.following = 0
+        """Whether each element of `by_end` is done."""
+        self.done_count = 0
+        """Length of the start of `by_end` in which every call is done."""
+        self.released_count = 0
+        """Length of the start of `calls` that was released."""
 
     def iter_released(self) -> Iterator[int]:
         """Yield the calls that this rank no longer blocks."""
-        while self.prefix < len(self.done) and self.done[self.prefix]:
-            self.prefix += 1
-        while self.following < len(self.calls) and self.needs[self.following] <= self.prefix:
-            yield self.calls[self.following]
-            self.following += 1
+        while self.done_count < len(self.done) and self.done[self.done_count]:
+            self.done_count += 1
+        while (
+            self.released_count < len(self.calls)
+            and self.needs[self.released_count] <= self.done_count
+        ):
+            yield self.calls[self.released_count]
+            self.released_count += 1
 
 
 class _CallSequencer:
@@ -241,14 +258,17 @@ class _CallSequencer:
         path: dict[int, None] = {}
         while call not in path:
             path[call] = None
-            call = self._blocking_call(call)
+            call = self._find_blocking_call(call)
         cycle = list(path)
         return tuple(reversed(cycle[cycle.index(call) :]))
 
-    def _blocking_call(self, call: int) -> int:
+    def _find_blocking_call(self, call: int) -> int:
+        """Return the first call that must be done before this one, of a rank that does not release
+        this one yet; without such a rank, the send that it waits for.
+        """
         for lane, place in self._members[call]:
-            if place >= lane.following:
-                return lane.by_end[lane.prefix]
+            if place >= lane.released_count:
+                return lane.by_end[lane.done_count]
         return self._send_of[call]
 
 

@@ -67,7 +67,7 @@ class _GroupExits:
 
 
 def find_clock_corrections(
-    table: EventTable, match: CallMatch, sequence: CallOrder, clocks: Mapping[int, str]
+    table: EventTable, match: CallMatch, order: CallOrder, clocks: Mapping[int, str]
 ) -> dict[str, ClockCorrection]:
     """Return the corrections of the clocks that differ from the others.
 
@@ -75,7 +75,7 @@ def find_clock_corrections(
     are not in it are compared in further groups with those that are known already.
     """
     names = sorted({name_rank_clock(rank, clocks) for rank in table.ranks})
-    groups = _collect_exits(table, match, sequence, _number_clocks(table, clocks, names))
+    groups = _collect_exits(table, match, order, _number_clocks(table, clocks, names))
     known: dict[int, ClockCorrection] = {}
     for exits in _order_by_connection(groups, known):
         usable, residual = _compute_residuals(exits, known)
@@ -126,16 +126,16 @@ def _number_clocks(table: EventTable, clocks: Mapping[int, str], names: list[str
 
 
 def _collect_exits(
-    table: EventTable, match: CallMatch, sequence: CallOrder, clocks: EventColumn
+    table: EventTable, match: CallMatch, order: CallOrder, clocks: EventColumn
 ) -> list[_GroupExits]:
     """Return the exits of every group that has several clocks in it."""
     calls = np.repeat(np.arange(len(match)), np.diff(match.bounds))
     together = find_comparable_calls(table, match)[calls]
-    members, place = match.members[together], sequence.index[calls[together]]
+    members, place = match.members[together], order.index[calls[together]]
     group, clock = table.members["group"][members], clocks[members]
     end_us = table["end_us"][table.members["row"][members]]
-    order = np.lexsort((clock, place, group))
-    group, place, clock, end_us = (each[order] for each in (group, place, clock, end_us))
+    by_group = np.lexsort((clock, place, group))
+    group, place, clock, end_us = (each[by_group] for each in (group, place, clock, end_us))
     starts = _find_run_starts(place, clock)
     if not len(starts):
         return []
@@ -211,7 +211,7 @@ def _compute_levels(residual: EventColumn) -> EventColumn:
 def correct_times(
     table: EventTable,
     match: CallMatch,
-    sequence: CallOrder,
+    order: CallOrder,
     corrections: Mapping[str, ClockCorrection],
     clocks: Mapping[int, str],
 ) -> EventTable:
@@ -220,7 +220,7 @@ def correct_times(
     for field in ("start_us", "end_us", "time_us"):
         columns[field] = columns[field].copy()
     calls = map_members_to_calls(match)
-    places, together = sequence.index[calls], find_comparable_calls(table, match)[calls]
+    places, together = order.index[calls], find_comparable_calls(table, match)[calls]
     for rank, rows in table.ranks.items():
         correction = corrections.get(name_rank_clock(rank, clocks))
         if correction is None:

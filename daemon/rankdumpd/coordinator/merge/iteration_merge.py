@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     OPEN_END_POSITION,
     UNSEEN_REASON_TEXTS,
@@ -41,6 +40,7 @@ from rankdump._core.events import (
     Finding,
     FindingKind,
 )
+from rankdump._core.number_ranges import name_first_ranks
 from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
@@ -60,7 +60,7 @@ from rankdumpd.coordinator.merge.call_order import (
     CallOrder,
     map_members_to_calls,
     match_calls,
-    sequence_calls,
+    order_calls,
 )
 from rankdumpd.coordinator.merge.clock_correction import correct_times, find_clock_corrections
 from rankdumpd.coordinator.merge.difference_findings import (
@@ -88,8 +88,8 @@ class SortedRuns:
 def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, EventColumn]]:
     """Yield all elements sorted by their keys, equal ones in the order of their runs.
 
-    Each item holds the elements of a stretch, run by run, their order, and in that order the run
-    of each.
+    Each item is a stretch of the result: its elements run by run, the order that sorts them, and
+    the run of each element in that order.
     """
     cuts = _find_cuts(runs)
     for low, high in itertools.pairwise(cuts):
@@ -134,24 +134,24 @@ _MAX_TIME_US = 1 << 62
 
 
 def place_operators(
-    table: EventTable, match: CallMatch, sequence: CallOrder
+    table: EventTable, match: CallMatch, order: CallOrder
 ) -> dict[str, EventColumn]:
     """Return the columns of the merged order, one element per line."""
-    runs, row_of = _build_runs(table, match, sequence)
+    runs, row_of = _build_runs(table, match, order)
     count = len(runs.keys)
     columns = {field: np.empty(count, table[field].dtype) for field in _LINE_FIELDS}
     columns |= {"call": np.empty(count, "i4"), "rank": np.empty(count, "u4")}
     # Run 0 holds the calls, the others the operators of each rank.
     rank_of_run = np.array([0, *table.ranks], "u4")
-    rank_of_call = table.members["rank"][match.first[sequence.order]]
+    rank_of_call = table.members["rank"][match.first[order.calls]]
     low = 0
-    for elements, order, run in merge_runs(runs):
+    for elements, by_key, run in merge_runs(runs):
         lines = slice(low, low + len(elements))
         rows = row_of[elements]
         for field in _LINE_FIELDS:
             # Read run by run and sorted afterwards, to avoid random access to memory.
-            columns[field][lines] = table[field][rows][order]
-        element = elements[order]
+            columns[field][lines] = table[field][rows][by_key]
+        element = elements[by_key]
         called = np.flatnonzero(run == 0)
         columns["call"][lines] = -1
         columns["call"][lines][called] = element[called]
@@ -162,7 +162,7 @@ def place_operators(
 
 
 def _build_runs(
-    table: EventTable, match: CallMatch, sequence: CallOrder
+    table: EventTable, match: CallMatch, order: CallOrder
 ) -> tuple[SortedRuns, EventColumn]:
     """Return the runs to sort, the calls before the operators of each rank; and all rows.
 
@@ -173,13 +173,13 @@ def _build_runs(
     height = len(match) + len(table["kind"]) - len(table.members["row"])
     keys, row_of = np.empty(height, "i8"), np.empty(height, "i8")
     bounds = [0, len(match)]
-    keys[: len(match)] = np.clip(sequence.time_us, -_MAX_TIME_US, _MAX_TIME_US) + np.arange(
+    keys[: len(match)] = np.clip(order.time_us, -_MAX_TIME_US, _MAX_TIME_US) + np.arange(
         1, len(match) + 1
     )
-    row_of[: len(match)] = table.members["row"][match.first[sequence.order]]
-    index = sequence.index[map_members_to_calls(match)]
+    row_of[: len(match)] = table.members["row"][match.first[order.calls]]
+    index = order.index[map_members_to_calls(match)]
     # Bounds for rows before the first call and after the last one.
-    ages = np.concatenate(([np.iinfo("i8").min], sequence.time_us, [np.iinfo("i8").max]))
+    ages = np.concatenate(([np.iinfo("i8").min], order.time_us, [np.iinfo("i8").max]))
     for rank, rows in table.ranks.items():
         operators = np.flatnonzero(table["kind"][rows] == int(EventKind.OPERATOR))
         before, time_us = _bound_rows(table, rank, index, ages)
@@ -215,12 +215,12 @@ def _bound_rows(
 
 
 def collect_ordered_calls(
-    table: EventTable, match: CallMatch, sequence: CallOrder, missing: Mapping[int, tuple[int, ...]]
+    table: EventTable, match: CallMatch, order: CallOrder, missing: Mapping[int, tuple[int, ...]]
 ) -> OrderedCalls:
-    """Return the calls and their members in the order of `sequence`."""
-    sizes = np.diff(match.bounds)[sequence.order]
+    """Return the calls with their members, first to last."""
+    sizes = np.diff(match.bounds)[order.calls]
     bounds = np.concatenate(([0], np.cumsum(sizes))).astype("i8")
-    starts = match.bounds[:-1][sequence.order]
+    starts = match.bounds[:-1][order.calls]
     members = match.members[np.repeat(starts - bounds[:-1], sizes) + np.arange(len(match.members))]
     fields = {field: column[members] for field, column in table.members.items()}
     rows = fields["row"]
@@ -237,7 +237,7 @@ def collect_ordered_calls(
         columns=columns,
         bounds=bounds,
         members={field: fields[field] for field in _MEMBER_FIELDS},
-        missing={int(sequence.index[call]): ranks for call, ranks in missing.items()},
+        missing={int(order.index[call]): ranks for call, ranks in missing.items()},
     )
 
 
@@ -258,31 +258,31 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
     """Return the order of one iteration; ranks that the plan excludes are never missing."""
     table = build_event_table(view.events)
     match = match_calls(table)
-    sequence = sequence_calls(table, match)
-    corrections = find_clock_corrections(table, match, sequence, view.clocks)
+    order = order_calls(table, match)
+    corrections = find_clock_corrections(table, match, order, view.clocks)
     if corrections:
-        table = correct_times(table, match, sequence, corrections, view.clocks)
-        sequence = sequence_calls(table, match)
+        table = correct_times(table, match, order, corrections, view.clocks)
+        order = order_calls(table, match)
     gaps = find_event_gaps(table, view)
-    missing = find_missing_members(table, match, sequence, gaps, view.excluded)
+    missing = find_missing_members(table, match, order, gaps, view.excluded)
     absence = CallAbsences.analyze(table, match, missing)
     findings = (
         *_build_conflict_findings(table),
         *build_unseen_findings(view.events),
         *build_gap_findings(gaps),
-        *build_difference_findings(table, match, sequence),
+        *build_difference_findings(table, match, order),
         *build_ended_findings(table, match, absence, view),
         *build_absence_findings(table, match, absence, view),
         *build_deadlock_findings(table, match, absence),
-        *build_cycle_findings(table, match, sequence),
+        *build_cycle_findings(table, match, order),
         *build_program_findings(table, gaps, view),
     )
     return GlobalOrder(
         iteration=view.iteration,
         names=table.names,
         groups=table.groups,
-        columns=place_operators(table, match, sequence),
-        calls=collect_ordered_calls(table, match, sequence, missing),
+        columns=place_operators(table, match, order),
+        calls=collect_ordered_calls(table, match, order, missing),
         findings=tuple(_add_iteration(finding, view) for finding in findings),
         skews={clock: int(correction.levels[-1]) for clock, correction in corrections.items()},
         attempt=view.attempt,
@@ -326,7 +326,7 @@ def build_unseen_findings(events: Mapping[int, Sequence[EventColumns]]) -> Itera
         yield Finding(
             kind=FindingKind.COLLECTIVES_NOT_SEEN,
             iteration=0,
-            text=f"{number}collective{'' if one else 's'}{where} on {describe_ranks(ranks)} "
+            text=f"{number}collective{'' if one else 's'}{where} on {name_first_ranks(ranks)} "
             f"{'is' if one else 'are'} not in the order: {why}",
             ranks=tuple(ranks),
             group=group,
@@ -389,9 +389,9 @@ def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[
 def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
     """Return the first of a rank's missed calls that it would have executed.
 
-    A call comes behind another one in which a member waits that it misses as well: that member
-    executes both, in the same order. Times of arrival do not tell it, as members of the later call
-    may arrive there first.
+    If another member that misses a call waits in a second one, it would execute the second one
+    first, and so would this rank. Times of arrival do not show that order, because members of the
+    later call may arrive there first.
     """
     for call in calls:
         before = {absence.waiting.get(rank, call) for rank in absence.missing[call]} - {call}
@@ -401,7 +401,7 @@ def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
 
 
 def _is_expected(table: EventTable, view: IterationView, rank: int) -> bool:
-    """Return whether others called a rank of which it is not known what it did last."""
+    """Return whether a rank whose last events are not known is a member of any group."""
     return not view.lost[rank] and any(rank in group.ranks for group in table.groups)
 
 
@@ -432,4 +432,4 @@ def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
     failed = [m for m in members if table.members["outcome"][m] == CallOutcome.FAILED]
     if not failed:
         return ""
-    return f", which failed on {describe_ranks(table.members['rank'][failed].tolist())}"
+    return f", which failed on {name_first_ranks(table.members['rank'][failed].tolist())}"

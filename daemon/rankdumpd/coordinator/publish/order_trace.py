@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,14 +143,20 @@ def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -
     )
 
 
+class TraceOrigin(NamedTuple):
+    """Position in the order of the job, and time, at which an iteration begins."""
+
+    first_position: int
+    first_us: int
+
+
 def build_member_events(
-    order: GlobalOrder, members: CallMemberColumns, thread_of: EventColumn, at: tuple[int, int]
+    order: GlobalOrder, members: CallMemberColumns, thread_of: EventColumn, origin: TraceOrigin
 ) -> Iterator[str]:
-    """Yield a slice for each member, given its thread and the order's first position and time."""
-    first_position, first_us = at
+    """Yield a slice for each member, given the number of its thread."""
     heads: dict[int, tuple[str, str]] = {}
     columns = (
-        *(members.line, members.call, members.rank, thread_of, members.start_us - first_us),
+        *(members.line, members.call, members.rank, thread_of, members.start_us - origin.first_us),
         *(members.end_us - members.start_us, members.position, members.waited_us),
         *(members.stall_us, members.is_open),
     )
@@ -157,7 +164,8 @@ def build_member_events(
         line, call, rank, thread, start, took, place, waited, stall, is_open = row
         if line not in heads:
             # The rows of a call are consecutive, so earlier heads are not needed any more.
-            heads = {line: _format_head(order, call, int(members.lines[line]) + first_position)}
+            position = int(members.lines[line]) + origin.first_position
+            heads = {line: _format_head(order, call, position)}
         head, args = heads[line]
         still = ',"complete":false' if is_open else ""
         yield (
@@ -205,19 +213,20 @@ def assign_threads(
 ) -> tuple[list[TraceThread], EventColumn, EventColumn]:
     """Return all threads, and the number of each operator's and each member's."""
     rank, stream, start, end = (order.columns[name][operators] for name in _OPERATOR_FIELDS)
-    tracks, of = np.unique(
+    tracks, track_of = np.unique(
         np.concatenate(
             [_number_tracks(rank, stream), _number_tracks(members.rank, members.stream)]
         ),
         return_inverse=True,
     )
-    own, of_calls = of[: len(start)], of[len(start) :]
+    own, of_calls = track_of[: len(start)], track_of[len(start) :]
     lanes = (
         assign_nested_lanes(own, start, np.maximum(end, start)),
         _CALL_LANE_OFFSET + assign_separate_lanes(of_calls, members.start_us, members.end_us),
     )
+    # One number for track and lane, which sorts by track first; `_number_threads` splits it again.
     rows, row_of = np.unique(
-        of * 2 * _CALL_LANE_OFFSET + np.concatenate(lanes), return_inverse=True
+        track_of * 2 * _CALL_LANE_OFFSET + np.concatenate(lanes), return_inverse=True
     )
     threads = _number_threads(rows, tracks)
     numbers = np.array([thread.number for thread in threads], "i8")[row_of]
@@ -314,9 +323,9 @@ def format_trace(order: GlobalOrder, graph: int, first_position: int) -> Iterato
     epoch = {"iteration": order.iteration, "graph": graph, "epoch_us": first_us}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(epoch)},"traceEvents":[\n'.encode()
     yield ",\n".join(_format_metadata(threads)).encode()
-    at = (first_position, first_us)
-    yield from _format_operator_events(order, operators, of_operators, at)
-    for event in build_member_events(order, members, of_members, at):
+    origin = TraceOrigin(first_position, first_us)
+    yield from _format_operator_events(order, operators, of_operators, origin)
+    for event in build_member_events(order, members, of_members, origin):
         yield f",\n{event}".encode()
     for event in build_flow_events(order, members, of_members, first_us):
         yield f",\n{event}".encode()
@@ -348,9 +357,9 @@ def _format_metadata_event(what: str, rank: int, thread: int, **args: object) ->
 
 
 def _format_operator_events(
-    order: GlobalOrder, operators: EventColumn, thread_of: EventColumn, at: tuple[int, int]
+    order: GlobalOrder, operators: EventColumn, thread_of: EventColumn, origin: TraceOrigin
 ) -> Iterator[bytes]:
-    first_position, first_us = at
+    """Yield the slices of operators, many in one piece."""
     names = TextCells(map(json.dumps, order.names))
     for low in range(0, len(operators), _BLOCK_OPERATORS):
         lines = operators[low : low + _BLOCK_OPERATORS]
@@ -363,9 +372,9 @@ def _format_operator_events(
         for before, column in (
             (b',"pid":', columns["rank"]),
             (b',"tid":', thread_of[low : low + _BLOCK_OPERATORS]),
-            (b',"ts":', start - first_us),
+            (b',"ts":', start - origin.first_us),
             (b',"dur":', np.maximum(columns["end_us"] - start, 0)),
-            (b',"args":{"position":', lines + first_position),
+            (b',"args":{"position":', lines + origin.first_position),
             (b',"rank_position":', columns["position"]),
         ):
             pieces += (before, *format_digits(column))

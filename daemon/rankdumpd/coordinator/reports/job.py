@@ -353,8 +353,8 @@ class ReportedJob:
             return None
         return self.pending[lowest]
 
-    def is_crowded(self) -> bool:
-        """Return whether iterations complete faster than they are published."""
+    def has_unpublished_backlog(self) -> bool:
+        """Return whether an iteration is complete while another one is being published."""
         return self.in_publication is not None and any(
             map(self.ranks.is_finished_by_all, self.pending)
         )

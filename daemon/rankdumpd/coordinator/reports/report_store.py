@@ -1,8 +1,8 @@
 """Store of the reports of all agents, job by job; it decides which iterations are ready, and up to
 which item each agent is acknowledged.
 
-It is the only mutable state of the coordinator, and safe to use from several threads. The clock
-is an argument.
+It holds all that agents have reported and that is not published yet, and is safe to use from
+several threads. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReportingAgent:
     acknowledged: int = 0
     """Number of the last item up to which all are committed."""
     written: tuple[str, int] | None = None
-    """Host and that number, as the state has them."""
+    """Host and acknowledged number in the newest row of the state file; None before the first."""
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -297,11 +297,11 @@ class ReportStore:
             jobs = list(self._jobs.values())
             return [alarm for job in jobs for alarm in job.peer_steps.find_alarms(now_us)]
 
-    def is_crowded(self, report: AgentReport) -> bool:
+    def has_unpublished_backlog(self, report: AgentReport) -> bool:
         """Return whether a job of the report has complete iterations that wait for publication."""
         with self._lock:
             jobs = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
-            return any(job.is_crowded() for job in jobs if job is not None)
+            return any(job.has_unpublished_backlog() for job in jobs if job is not None)
 
     def take_next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
         """Move the next ready iteration to publication and return it; None if there is none.

@@ -264,7 +264,7 @@ class JobCoordinator(Component):
         """Return why nothing is published any more; empty while the thread runs."""
         return self._thread.fault()
 
-    def brief(self) -> str:
+    def summarize(self) -> str:
         """Return the number of iterations that are not published."""
         return f"{self._store.backlog} iterations not published"
 
@@ -282,7 +282,11 @@ class JobCoordinator(Component):
         self._control.add_answers(report.control_answers)
         self._counters.add("rankdump_coordinator_reports_total")
         deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
-        while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
+        while (
+            report.items
+            and self._store.has_unpublished_backlog(report)
+            and time.monotonic() < deadline_s
+        ):
             # An order goes out with the answer, and must not wait for publications.
             if self._control.list_orders():
                 break

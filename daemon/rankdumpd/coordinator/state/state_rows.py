@@ -149,7 +149,7 @@ RowValues: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """One kind of row: how to write it, how to read all of them, and both directions."""
+    """How rows of one kind are written and read: two statements, and two conversions."""
 
     write: str
     read: str

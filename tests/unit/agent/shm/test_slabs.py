@@ -81,12 +81,12 @@ class TestSlabFile:
     def test_in_use_counts_lock_of_this_process(self, tmp_path: Path):
         """A rank within the agent's own process is seen as well: its lock is not the agent's."""
         slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
-        assert not slab.in_use()
+        assert not slab.is_in_use()
         with (tmp_path / "a.slab").open("r+b") as rank:
             fcntl.lockf(rank, fcntl.LOCK_EX)
-            assert slab.in_use()
+            assert slab.is_in_use()
             fcntl.lockf(rank, fcntl.LOCK_UN)
-        assert not slab.in_use()
+        assert not slab.is_in_use()
         slab.close()
 
     def test_check_detects_changed_size(self, tmp_path: Path):

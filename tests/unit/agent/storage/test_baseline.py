@@ -76,7 +76,7 @@ class Counterparts:
             is_npy=about["is_npy"],
         )
         content = about["digest"], about["dtype"], about["shape"]
-        return self.index.find(str(self.root), f"rank_{rank}", iteration, identity, content)
+        return self.index.find_match(str(self.root), f"rank_{rank}", iteration, identity, content)
 
 
 SAME, DIFFERENT, ABSENT = (

@@ -516,20 +516,20 @@ def report_of(job_id: str) -> AgentReport:
     return AgentReport("any agent", 0, roots={job_id: "/tree"})
 
 
-def test_store_is_crowded_while_next_iteration_is_complete(gather, agent) -> None:
+def test_store_has_a_backlog_while_next_iteration_is_complete(gather, agent) -> None:
     """Memory holds the iteration in publication and the next one, not the backlog of agents."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
-        assert not gather.is_crowded(report_of("j"))
+        assert not gather.has_unpublished_backlog(report_of("j"))
         agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
         agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
         if iteration == 4:
-            assert not gather.is_crowded(report_of("j"))
+            assert not gather.has_unpublished_backlog(report_of("j"))
             assert gather.take_next_ready(now_s=0.0) is not None
-    assert gather.is_crowded(report_of("j"))
-    assert not gather.is_crowded(report_of("another job"))
+    assert gather.has_unpublished_backlog(report_of("j"))
+    assert not gather.has_unpublished_backlog(report_of("another job"))
     gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
-    assert not gather.is_crowded(report_of("j"))
+    assert not gather.has_unpublished_backlog(report_of("j"))
 
 
 def test_waiting_iterations_have_open_calls(gather, agent) -> None:

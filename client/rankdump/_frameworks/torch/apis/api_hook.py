@@ -131,7 +131,7 @@ class TorchApiHook:
         tree = build_observed_tree(self._model)
         for note in tree.notes:
             self._observer.recorder.warn_once(note)
-        if self._installed is None or not self._installed.tree.same_as(tree):
+        if self._installed is None or not self._installed.tree.has_same_modules(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)
         # Read after installation: replaced calls of modules are part of the structure.
