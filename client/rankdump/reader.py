@@ -8,7 +8,7 @@ from rankdump._analysis.reader.dump import Dump, check_ours
 # Named like in h5py and similar libraries.
 from rankdump._analysis.reader.dump import open_dump as open  # noqa: A004
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import Filters, Named, Query, ranges, selected
+from rankdump._analysis.reader.query import Filters, Named, Query, selected
 from rankdump._analysis.reader.run_cards import RankCard
 from rankdump._analysis.reader.source_lines import Frame, IrOperator, Origin, Search, graph_files
 from rankdump._analysis.reader.table_rows import named
@@ -29,6 +29,7 @@ from rankdump._analysis.reader.tree import Described, Entries, Entry, Figures, T
 from rankdump._analysis.reader.tree_status import damaged, faults, findings, status, status_of
 from rankdump._analysis.reader.tree_usage import disk_room, observe
 from rankdump._analysis.reader.tree_walk import collector_paused, locate, walk
+from rankdump._core.number_ranges import ranges
 from rankdump._core.run_card import ModelSummary, RunCard
 from rankdump._layout.device_formats import ConvertedTensor, OriginalLayout, convert_format
 

@@ -178,7 +178,7 @@ def test_findings_name_only_what_was_not_seen(run: CollectiveRun) -> None:
     assert (finding.kind, finding.iteration) == (FindingKind.COLLECTIVES_NOT_SEEN, 1)
     assert (finding.ranks, finding.group) == ((0, 1), "0")
     assert finding.text == (
-        "iteration 1: 2 collectives of group '0' on ranks 0 1 are not in the order: "
+        "iteration 1: 2 collectives of group '0' on ranks 0-1 are not in the order: "
         "the script called the backend itself, past torch's operators"
     )
 

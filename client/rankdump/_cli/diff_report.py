@@ -28,7 +28,6 @@ from rankdump._analysis.compare.report_summary import (
     select_excerpt,
 )
 from rankdump._analysis.reader.dump import Dump
-from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import (
     TableColumn,
     format_table,
@@ -39,6 +38,7 @@ from rankdump._cli.output import (
     shorten_text,
     show_progress,
 )
+from rankdump._core.number_ranges import ranges
 from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.units import format_count

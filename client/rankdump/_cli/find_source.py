@@ -13,13 +13,14 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.query import Query, ranges
+from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.source_lines import OperatorNames, Origin, Search
 from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._cli.options import DUMP_PATH, add_query_options
 from rankdump._cli.output import list_first, print_lines
 from rankdump._cli.tree_contents import read_tree
+from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 

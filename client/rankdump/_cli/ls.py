@@ -13,7 +13,7 @@ import click
 
 from rankdump import reader
 from rankdump._analysis.reader.flight_dumps import is_flight_folder, read_flight_dumps
-from rankdump._analysis.reader.query import Query, ranges
+from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
 from rankdump._analysis.reader.tree_status import describe_tree_drops
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
@@ -40,6 +40,7 @@ from rankdump._cli.tree_contents import (
     read_tree,
 )
 from rankdump._core.json_values import make_plain
+from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.flight_record import COMPLETED, FlightCall, FlightDump
 from rankdump.errors import CorruptedError

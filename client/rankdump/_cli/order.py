@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.query import Query, ranges
+from rankdump._analysis.reader.query import Query
 from rankdump._cli.live_tree import (
     LiveJob,
     fetch_live_findings,
@@ -30,6 +30,7 @@ from rankdump._cli.output import (
     without_attempts,
 )
 from rankdump._core.events import EventKind, Finding
+from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.status import OrderEntry
 from rankdump._core.units import format_count

@@ -18,7 +18,7 @@ from itertools import islice
 import click
 from rich.cells import cell_len, set_cell_size
 
-from rankdump._analysis.reader.query import ranges
+from rankdump._core.number_ranges import ranges
 from rankdump._core.tensor_layout import TensorLayout
 
 _ELLIPSIS = "..."

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.query import ranges
 from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import format_shape, print_lines, to_json_value
+from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from rankdump import reader
 from rankdump._analysis.reader.foreign_dumps import get_foreign_reader
-from rankdump._analysis.reader.query import Named, Query, ranges
+from rankdump._analysis.reader.query import Named, Query
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_status import count_losses, split_attempts
@@ -27,6 +27,7 @@ from rankdump._cli.output import (
     without_attempts,
 )
 from rankdump._core.manifest import ManifestRecord
+from rankdump._core.number_ranges import ranges
 from rankdump._core.record import (
     BUFFER_ARGUMENT,
     TensorKey,

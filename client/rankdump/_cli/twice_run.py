@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import print_lines
 from rankdump._config.output_path import OUTPUT_VARIABLE
+from rankdump._core.number_ranges import ranges
 from rankdump._core.plan import IterationSelection
 from rankdump._core.units import format_count
 

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankdump._core.number_ranges import name_first_ranks
+
 MAX_GROUP_CALLS = 64
 """Groups that a step has, those that were used last."""
 MIN_WAIT_US = 2_000_000
 """A call that is younger may just be on its way on the other members."""
-_MAX_SHOWN_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class StandingCall:
         """Return a sentence."""
         call = f"{self.kind} number {self.number} of group {self.group!r}"
         text = (
-            f"{describe_ranks(self.waiting)} called {call} {self.waited_us / 1e6:.0f} s before "
+            f"{name_first_ranks(self.waiting)} called {call} {self.waited_us / 1e6:.0f} s before "
             "the freeze and none after it"
         )
         if self.missing:
@@ -72,13 +73,13 @@ class StandingCall:
             counts = f"{last[0]}" if len(last) == 1 else f"{last[0]} to {last[-1]}"
             verb = "has" if len(self.missing) == 1 else "have"
             text += (
-                f"; {describe_ranks(tuple(self.missing))} {verb} not called it, and {counts} "
+                f"; {name_first_ranks(tuple(self.missing))} {verb} not called it, and {counts} "
                 "collectives of the group before"
             )
         elif not self.unknown:
             text += "; all its members have called it"
         if self.unknown:
-            text += f"; nothing is known of {describe_ranks(self.unknown)}"
+            text += f"; nothing is known of {name_first_ranks(self.unknown)}"
         return text
 
 
@@ -120,11 +121,3 @@ def _iterate_standing_calls(ranks: Sequence[RankCallCounts]) -> Iterator[Standin
             {rank: calls.count for rank, calls in sorted(known.items()) if calls.count < count},
             tuple(sorted(set(own.ranks) - known.keys())),
         )
-
-
-def describe_ranks(ranks: Sequence[int], count: int = 0) -> str:
-    """Return `rank 3` or `ranks 0 1 2`; `count` is their number if `ranks` are only the first."""
-    count = count or len(ranks)
-    shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
-    more = f" and {count - _MAX_SHOWN_RANKS} more" if count > _MAX_SHOWN_RANKS else ""
-    return f"rank{'s' if count != 1 else ''} {shown}{more}"

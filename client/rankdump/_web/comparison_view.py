@@ -25,7 +25,7 @@ from rankdump._analysis.compare.report_summary import (
     make_call_key,
     max_absolute,
 )
-from rankdump._analysis.reader.query import ranges
+from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import EVERYTHING, JobAttempt
 from rankdump._web.page_kinds import LineExcerpt, slice_page

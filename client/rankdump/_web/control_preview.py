@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.rank_tallies import RankTally, tally_ranks
 from rankdump._config.control_changes import check_values
 from rankdump._core.job_control import NO_ITERATIONS, ControlAction, ControlOrder
+from rankdump._core.number_ranges import name_ranks, ranges
 from rankdump._core.status import SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_count
 from rankdump._web.page_kinds import AbsentPageError
@@ -100,8 +100,8 @@ def _describe_ranks(tallies: Sequence[RankTally]) -> str:
     running = [each.rank for each in tallies if each.state == SessionState.OPEN.value]
     others = [each.rank for each in tallies if each.state != SessionState.OPEN.value]
     if not running:
-        return f"none is running: {_name_ranks(others)} ended, so the request may be refused"
-    rest = f"; {_name_ranks(others)} ended and cannot answer" if others else ""
+        return f"none is running: {name_ranks(others)} ended, so the request may be refused"
+    rest = f"; {name_ranks(others)} ended and cannot answer" if others else ""
     return f"all that run: {ranges(running)} ({format_count(len(running), 'rank')}){rest}"
 
 
@@ -140,7 +140,7 @@ def describe_plans(tallies: Sequence[RankTally]) -> tuple[str, ...]:
     for tally in tallies:
         if tally.state == SessionState.OPEN.value:
             by_text.setdefault(_describe_plan(tally.sessions[-1]), []).append(tally.rank)
-    return tuple(f"{_name_ranks(ranks)}: {text}" for text, ranks in by_text.items())
+    return tuple(f"{name_ranks(ranks)}: {text}" for text, ranks in by_text.items())
 
 
 def _describe_plan(session: SessionStatus) -> str:
@@ -148,7 +148,3 @@ def _describe_plan(session: SessionStatus) -> str:
         return "no iteration"
     which = "every iteration" if session.selected == "all" else f"iterations {session.selected}"
     return f"{which} of operators {session.operators or 'all'}, as {session.saved_data or 'tensor'}"
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"

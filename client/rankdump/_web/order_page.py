@@ -19,8 +19,8 @@ from rankdump._analysis.reader.order_traces import (
     iter_trace_part,
     list_traces,
 )
-from rankdump._analysis.reader.query import ranges
 from rankdump._core.events import EventKind, Finding
+from rankdump._core.number_ranges import ranges
 from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import OrderEntry

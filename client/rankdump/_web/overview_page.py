@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._analysis.table_index import compare_with_tree
 from rankdump._analysis.tree_overview import (
@@ -17,6 +16,7 @@ from rankdump._analysis.tree_overview import (
 )
 from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
+from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource, JobAttempt
 from rankdump._web.job_figures import (

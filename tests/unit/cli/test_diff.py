@@ -322,7 +322,7 @@ def test_diff_names_the_largest_error_of_all_ranks(tmp_path, capsys):
     assert lines[1] == "  rank 0-2, iteration 0, forward"
     assert "output.0 differs by at most 0.5;" in lines[2]
     assert "fc0.weight differs too by at most 0.5 " in lines[2]
-    assert "the same on ranks 1, 2" in lines[2]
+    assert "the same on ranks 1-2" in lines[2]
 
 
 def test_diff_mentions_different_types_first(tmp_path, capsys):

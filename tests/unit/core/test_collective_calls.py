@@ -28,7 +28,7 @@ def test_rank_that_has_called_fewer_is_the_one_that_others_wait_for():
     (call,) = find_standing_calls(ranks)
     assert call == StandingCall("world", "all_reduce", 11, (0, 1), 30_000_000, {2: 11})
     assert call.describe() == (
-        "ranks 0 1 called all_reduce number 11 of group 'world' 30 s before the freeze and none "
+        "ranks 0-1 called all_reduce number 11 of group 'world' 30 s before the freeze and none "
         "after it; rank 2 has not called it, and 11 collectives of the "
         "group before"
     )
@@ -54,7 +54,7 @@ def test_call_that_all_have_made_and_ranks_of_which_nothing_is_known():
     (call,) = find_standing_calls([rank(0, ("world", 3, 9.0))])
     assert call.describe() == (
         "rank 0 called all_reduce number 2 of group 'world' 9 s before the freeze and none after "
-        "it; nothing is known of ranks 1 2"
+        "it; nothing is known of ranks 1-2"
     )
 
 

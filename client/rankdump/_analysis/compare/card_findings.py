@@ -14,8 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
+from rankdump._core.number_ranges import ranges
 from rankdump._core.record import sanitize_line
 from rankdump._core.run_card import (
     BATCH_PREFIX,

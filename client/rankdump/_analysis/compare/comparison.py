@@ -50,9 +50,10 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import Filters, ranges
+from rankdump._analysis.reader.query import Filters
 from rankdump._analysis.reader.tree_walk import collector_paused
 from rankdump._core.input_perturbation import PERTURB_SETTING
+from rankdump._core.number_ranges import ranges
 from rankdump._core.tolerance_text import ROUNDING
 from rankdump.errors import ConfigError, CorruptedError
 

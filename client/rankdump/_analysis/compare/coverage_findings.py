@@ -17,7 +17,7 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
-from rankdump._analysis.reader.query import ranges
+from rankdump._core.number_ranges import ranges
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import LayoutSource
 from rankdump._core.units import format_count

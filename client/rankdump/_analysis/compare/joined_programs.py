@@ -20,8 +20,8 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     DumpedTensor,
 )
-from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.tree import Entry
+from rankdump._core.number_ranges import ranges
 from rankdump._core.record import TensorSide
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.tensor_layout import PlacementKind, TensorLayout
@@ -269,7 +269,7 @@ def _find_obstacle(tensors: Sequence[DumpedTensor]) -> str:
     return ""
 
 
-def describe_ranks(tensor: DumpedTensor) -> str:
+def describe_part_ranks(tensor: DumpedTensor) -> str:
     """Return the ranks of the parts of a tensor in words: `ranks 0-3`."""
     ranks = sorted({entry.key.rank for entry in tensor.parts})
     if len(ranks) == 1:

@@ -30,7 +30,7 @@ from rankdump._analysis.compare.joined_elements import (
     measure_distance,
     place_shards,
 )
-from rankdump._analysis.compare.joined_programs import describe_ranks
+from rankdump._analysis.compare.joined_programs import describe_part_ranks
 from rankdump._analysis.compare.report import (
     REPLICA_FINDING_PREFIX,
     DumpedTensor,
@@ -330,12 +330,12 @@ class _SideWay(NamedTuple):
         whole = self.way.join(self.parts)
         if len(self.parts) == 1:
             return JoinedTensor(whole, self.findings)
-        ranks = f"{self.side}: {describe_ranks(self.tensor)}"
+        ranks = f"{self.side}: {describe_part_ranks(self.tensor)}"
         if whole is not self.parts[0]:
             text = f"{ranks} {self.way.text}, inferred from {evidence}"
             return JoinedTensor(whole, (*self.findings, text))
         replicas = tuple((whole, each) for each in self.parts[1:])
-        named = f"{describe_ranks(self.tensor)} of {self.side}"
+        named = f"{describe_part_ranks(self.tensor)} of {self.side}"
         return JoinedTensor(whole, self.findings, replicas, named)
 
 

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._analysis.compare import rank_origin
 from rankdump._analysis.compare.pair_comparison import has_nonfinite_statistics
 from rankdump._analysis.compare.programs import read_programs
 from rankdump._analysis.compare.rank_origin import (
@@ -49,6 +48,7 @@ from rankdump._analysis.reader.tensor_loader import load
 from rankdump._analysis.reader.tensor_statistics import statistics
 from rankdump._core.events import EventKind
 from rankdump._core.graph import SourceLine
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.plan import IterationSelection
 from rankdump._core.selection import strip_scope_prefix
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
@@ -136,7 +136,7 @@ def _join_rank_origins(
     # The amount in the reason has to be an upper bound for all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
     others = sorted(row.rank for row in rows if row is not first.likeliest_row)
-    reason = widest.reason + (rank_origin.describe_other_ranks(others) if others else "")
+    reason = widest.reason + (f"; the same on {name_first_ranks(others)}" if others else "")
     named = replace(suspect, reason=reason)
     return DivergenceOrigin(
         question.kind, question.side, not first.ambiguity, (named,), first.ambiguity

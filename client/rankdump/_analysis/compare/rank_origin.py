@@ -142,13 +142,6 @@ def _describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
     return f"; it is the layer {mark.api}"
 
 
-def describe_other_ranks(ranks: Sequence[int]) -> str:
-    """Name the other ranks with the same origin."""
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"; the same on {noun} {shown}"
-
-
 def _describe_parameter_kind(row: ComparisonRow) -> str:
     if row.op_type != PARAMETER_OP_TYPE:
         return ""

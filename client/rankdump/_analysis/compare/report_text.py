@@ -23,8 +23,8 @@ from rankdump._analysis.compare.report_summary import (
     list_other_origins,
     list_suspect_ranks,
 )
-from rankdump._analysis.reader.query import ranges
 from rankdump._core.graph import SourceLine
+from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.units import format_count
 from rankdump._layout.api_tree import parse_call_name

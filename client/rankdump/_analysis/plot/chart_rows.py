@@ -14,11 +14,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rankdump._analysis.reader.dump import open_dump
-from rankdump._analysis.reader.query import Query, ranges
+from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.table_views import find_views
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_query import TENSORS, TableViews, run_query
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
+from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rankdump._analysis.reader.call_order import MergedCalls, RankCall, merge_iterations
 from rankdump._analysis.reader.foreign_files import find_marked_files, read_foreign_file
-from rankdump._analysis.reader.query import Query, ranges
+from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Tree
 from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.number_ranges import ranges
 from rankdump._layout.flight_record import (
     COMPLETED,
     FlightCall,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rankdump._analysis.reader.query import name_ranks
 from rankdump._core.events import Finding
 from rankdump._core.job_control import ControlAction, ControlResult
+from rankdump._core.number_ranges import name_ranks
 from rankdump._core.status import (
     BlackBoxStatus,
     DiskStatus,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.file_errors import named_errors, noted_errors
-from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.manifest import (
@@ -28,6 +27,7 @@ from rankdump._core.manifest import (
     RetiredIteration,
     names_no_file,
 )
+from rankdump._core.number_ranges import group_ranks
 from rankdump._core.status import IterationStatus
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._core.tree_session import (

@@ -1,16 +1,14 @@
-"""Selection of tensors by rank, graph, iteration, operator and side, from keyword filters, and the
-short spelling of many numbers as `0-3,7`. Pure: no disk.
+"""Selection of tensors by rank, graph, iteration, operator and side, from keyword filters. Pure: no
+disk.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import pairwise
 from numbers import Integral
 from typing import Protocol, TypedDict
 
@@ -177,41 +175,3 @@ def _matches_glob(op_type: str, names: tuple[str, str], glob: str) -> bool:
 
 
 _sanitize_glob = lru_cache(maxsize=8)(sanitize_name)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ascending ranges: `0-3,7`; empty for no numbers."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(_format_run(low, high) for low, high in runs)
-
-
-def name_ranks(ranks: Collection[int]) -> str:
-    """Return `rank 3`, or `ranks 0-2,7`; each may come several times."""
-    return f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}"
-
-
-def group_ranks(places: Iterable[tuple[int, int]]) -> dict[str, str]:
-    """Return ranks by their iterations, both as ranges, from pairs of rank and iteration."""
-    by_rank: defaultdict[int, list[int]] = defaultdict(list)
-    for rank, iteration in places:
-        by_rank[rank].append(iteration)
-    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, iterations in by_rank.items():
-        by_iterations[ranges(iterations)].append(rank)
-    return {iterations: ranges(ranks) for iterations, ranks in by_iterations.items()}
-
-
-def missing_ranges(numbers: Iterable[int], count: int) -> str:
-    """Return the numbers below a count that are missing, as ranges; the count may be large."""
-    ends = (-1, *sorted(number for number in set(numbers) if number < count), count)
-    gaps = [(low + 1, high - 1) for low, high in pairwise(ends) if high - low > 1]
-    return ",".join(_format_run(low, high) for low, high in gaps)
-
-
-def _format_run(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low}-{high}"

@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rankdump._analysis.reader.query import name_ranks, ranges
 from rankdump._core.drop_reasons import describe_degraded, describe_drops
 from rankdump._core.job_control import NO_ITERATIONS
+from rankdump._core.number_ranges import name_ranks, ranges
 from rankdump._core.status import (
     IterationStatus,
     RankWait,

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.tensor_layout import PlacementKind, TensorLayout, find_block_ranges
 from rankdump.errors import CorruptedError, UnsupportedError
 
@@ -30,7 +31,6 @@ REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
     "min": np.minimum,
 }
 """Functions that reduce partial values; an average is divided at the end."""
-_MAX_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> 
     """
     for ranks in plan.different_replicas:
         warnings.warn(
-            f"{name}: ranks {_format_ranks(ranks)} hold the same part with different elements; "
+            f"{name}: {name_first_ranks(ranks)} hold the same part with different elements; "
             f"those of rank {ranks[0]} are used",
             stacklevel=3,
         )
@@ -152,9 +152,9 @@ def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
     ]
     expected = prod(extent for extent, _ in partial)
     if len(used) != expected:
-        ranks = _format_ranks([shard.rank for shard in used])
+        ranks = name_first_ranks([shard.rank for shard in used])
         raise CorruptedError(
-            f"{name}: {expected} partial values make a block, but only rank {ranks} recorded one"
+            f"{name}: {expected} partial values make a block, but only {ranks} recorded one"
         )
     reductions = {reduction for _, reduction in partial}
     if len(reductions) > 1 or not reductions <= set(REDUCTIONS):
@@ -180,7 +180,7 @@ def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], 
         raise CorruptedError(f"{name}: its shards overlap")
     if covered < prod(shape):
         missing = sorted({*shards[0].layout.mesh.list_ranks()} - {each.rank for each in shards})
-        where = f"; rank {_format_ranks(missing)} recorded none" if missing else ""
+        where = f"; {name_first_ranks(missing)} recorded none" if missing else ""
         raise CorruptedError(f"{name}: its shards cover {covered} of {prod(shape)} elements{where}")
 
 
@@ -231,9 +231,3 @@ def _reduce_partial_values(block: JoinBlock, load: Callable[[int], _Array]) -> _
     if reduction == "avg":
         total = total / len(block.ranks)
     return total.astype(first.dtype)
-
-
-def _format_ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED]))
-    more = len(ranks) - _MAX_RANKS_NAMED
-    return f"{named} and {more} more" if more > 0 else named

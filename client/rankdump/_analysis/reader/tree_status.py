@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 from rankdump._analysis.reader.baseline_files import list_baseline_places
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import group_ranks, missing_ranges, name_ranks, ranges
 from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.drop_reasons import count_lost, describe_degraded, describe_drops
 from rankdump._core.manifest import Manifest
+from rankdump._core.number_ranges import group_ranks, missing_ranges, name_ranks, ranges
 from rankdump._core.status import (
     AgentLoad,
     IterationStatus,

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.foreign_files import read_foreign_file
 from rankdump._analysis.reader.msprobe_tree import find_dump_file
-from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.tensor_loader import facts, load
 from rankdump._analysis.reader.tree import Entry
+from rankdump._core.number_ranges import ranges
 from rankdump._core.record import TensorSide
 from rankdump._layout.api_tree import ApiCall, parse_call_name, parse_place
 from rankdump._layout.msprobe_dump import TensorSlot, UnknownValue, parse_call_arguments

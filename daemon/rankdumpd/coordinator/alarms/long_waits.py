@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rankdump._core.black_box import FaultKind
 from rankdump._core.freeze_record import FrozenCause, JobFreeze
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump._core.units import format_duration, format_percentage
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.hints.open_waits import find_rank_waits
-from rankdumpd.coordinator.hints.rank_warnings import HALF_SHARE, describe_limit, format_ranks
+from rankdumpd.coordinator.hints.rank_warnings import HALF_SHARE, describe_limit
 
 
 def find_wait_alarms(
@@ -44,8 +45,8 @@ def describe_long_wait(hint: TimeoutHint, waits: Sequence[RankWait]) -> str:
     missing = sorted(absent.difference(arrived))
     text = (
         f"{hint.kind} {hint.name!r}, number {hint.sequence} of group {hint.group!r}, has waited "
-        f"{format_duration(hint.spread_us)}{_format_since(own)}; arrived: {format_ranks(arrived)}; "
-        f"missing: {format_ranks(missing)}"
+        f"{format_duration(hint.spread_us)}{_format_since(own)}; "
+        f"arrived: {name_first_ranks(arrived)}; missing: {name_first_ranks(missing)}"
     )
     if hint.limit is None:
         return text

@@ -15,6 +15,7 @@ from math import ceil
 import numpy as np
 
 from rankdump._core.events import EventColumn, ProcessGroup
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.selection import parse_iterations
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump._core.units import format_duration, format_percentage
@@ -23,7 +24,6 @@ from rankdumpd.coordinator.hints.rank_warnings import (
     HALF_SHARE,
     describe_limit,
     find_next_step,
-    format_ranks,
 )
 from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import (
@@ -328,9 +328,8 @@ def _list_clauses(
         yield "no limit that applies to this wait is known"
     else:
         share = format_percentage(spread_us / limit.limit_us)
-        holders = (
-            "" if set(limit.ranks) >= set(wait.group.ranks) else f" of {format_ranks(limit.ranks)}"
-        )
+        covers_all = set(limit.ranks) >= set(wait.group.ranks)
+        holders = "" if covers_all else f" of {name_first_ranks(limit.ranks)}"
         yield f"that is {share} of {describe_limit(limit, holders)}"
     if spread_us:
         yield (

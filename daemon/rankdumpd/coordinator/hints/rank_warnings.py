@@ -1,5 +1,5 @@
 """Warnings that ranks print in their logs: a line for each hint whose level is not OK, and the
-wording of ranks and limits. Pure.
+wording of limits. Pure.
 
 Each text is printed once on a host. So the text of a growing wait stays the same until its share
 reaches the next step, even if another rank then waits longest.
@@ -8,27 +8,17 @@ reaches the next step, even if another rank then waits longest.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 from rankdump._core.units import format_duration, format_percentage
 
-_MAX_NAMED_RANKS = 4
-
 
 def describe_limit(limit: TimeoutLimit, holders: str = "") -> str:
     """Return `the 20 s limit (HCCL_EXEC_TIMEOUT)`; `holders` follows the name."""
     return f"the {format_duration(limit.limit_us)} limit ({limit.name}{holders})"
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks by number, the first few of many."""
-    listed = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
-    more = len(ranks) - _MAX_NAMED_RANKS
-    who = "rank" if len(ranks) == 1 else "ranks"
-    return f"{who} {listed}" + (f" and {more} more" if more > 0 else "")
 
 
 HALF_SHARE = 0.5

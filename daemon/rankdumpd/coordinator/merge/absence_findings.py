@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     CallOutcome,
     EventColumn,
@@ -19,6 +18,7 @@ from rankdump._core.events import (
     FindingKind,
     ProcessGroup,
 )
+from rankdump._core.number_ranges import name_first_ranks
 from rankdumpd.coordinator.fleet_views import DEADLOCK_TEXT, IterationView
 from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_members_to_calls
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
@@ -134,7 +134,7 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
     elif kind is EventKind.RECV:
         whose = f" from rank {peer} on rank {rank}"
     else:
-        whose = f" ({describe_ranks(group.ranks or table.members['rank'][members].tolist())})"
+        whose = f" ({name_first_ranks(group.ranks or table.members['rank'][members].tolist())})"
     text = f"{kind.name.lower()} {name!r} number {number} of group {group.name!r}{whose}"
     return CallDescription(text, group, number, name, first["position"])
 
@@ -438,11 +438,12 @@ def build_deadlock_findings(
         order = [*range(start, len(cycle)), *range(start)]
         steps = [_describe_wait(table, match, cycle[at], waiting[at]) for at in order]
         waited_for = ", which ".join(
-            f"{verb} for {describe_ranks(late[at])}" for at, verb in zip(order, steps, strict=True)
+            f"{verb} for {name_first_ranks(late[at])}"
+            for at, verb in zip(order, steps, strict=True)
         )
         first = describe_call(table, match, cycle[start])
         ranks = tuple(sorted({rank for each in waiting for rank in each}))
-        who = describe_ranks(waiting[start])
+        who = name_first_ranks(waiting[start])
         text = f"{DEADLOCK_TEXT}{who} {waited_for}; none of them can continue"
         yield build_call_finding(FindingKind.CYCLE, text, first, ranks=ranks)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import EventColumn, EventKind, Finding, FindingKind
+from rankdump._core.number_ranges import name_first_ranks
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     EventGaps,
@@ -49,7 +49,7 @@ def build_difference_findings(
     for (kind, _, ranks), differing in calls.items():
         call, sides = differing[0]
         described = describe_call(table, match, call)
-        values = ", ".join(f"{value} on {describe_ranks(side)}" for value, side in sides.items())
+        values = ", ".join(f"{value} on {name_first_ranks(side)}" for value, side in sides.items())
         more = (
             f"; the same ranks differ in {len(differing) - 1} more calls"
             if len(differing) > 1
@@ -278,7 +278,8 @@ def _build_program_finding(
     where: tuple[int, int, str],
 ) -> Finding:
     graph, place, name = where
-    who, whom = describe_ranks([p.rank for p in programs]), describe_ranks([p.rank for p in most])
+    who = name_first_ranks([p.rank for p in programs])
+    whom = name_first_ranks([p.rank for p in most])
     others = most[0].operators.get(graph, np.empty(0, "i8"))
     usual = table.name(int(others[place])) if place < len(others) else ""
     position = -1

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     OPEN_END_POSITION,
     UNSEEN_REASON_TEXTS,
@@ -41,6 +40,7 @@ from rankdump._core.events import (
     Finding,
     FindingKind,
 )
+from rankdump._core.number_ranges import name_first_ranks
 from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
@@ -326,7 +326,7 @@ def build_unseen_findings(events: Mapping[int, Sequence[EventColumns]]) -> Itera
         yield Finding(
             kind=FindingKind.COLLECTIVES_NOT_SEEN,
             iteration=0,
-            text=f"{number}collective{'' if one else 's'}{where} on {describe_ranks(ranks)} "
+            text=f"{number}collective{'' if one else 's'}{where} on {name_first_ranks(ranks)} "
             f"{'is' if one else 'are'} not in the order: {why}",
             ranks=tuple(ranks),
             group=group,
@@ -432,4 +432,4 @@ def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
     failed = [m for m in members if table.members["outcome"][m] == CallOutcome.FAILED]
     if not failed:
         return ""
-    return f", which failed on {describe_ranks(table.members['rank'][failed].tolist())}"
+    return f", which failed on {name_first_ranks(table.members['rank'][failed].tolist())}"

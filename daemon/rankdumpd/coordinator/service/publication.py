@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankdump._core.backoff import RetrySchedule
-from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.freeze_record import JobFreeze
+from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
@@ -431,7 +431,7 @@ def _make_unpublished_finding(view: IterationView, text: str) -> Finding:
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
     """Yield a finding if an iteration is merged before all ranks have finished it."""
     if view.late_count:
-        late = describe_ranks(view.late, view.late_count)
+        late = name_first_ranks(view.late, view.late_count)
         text = f"iteration {view.iteration}: merged before {late} had finished it"
         yield Finding(
             FindingKind.PARTIAL, view.iteration, text, ranks=view.late, attempt=view.attempt

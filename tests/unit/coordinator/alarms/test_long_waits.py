@@ -57,7 +57,7 @@ def test_wait_past_half_of_its_timeout_is_an_alarm():
     assert (alarm.cause.kind.value, alarm.cause.rank) == ("wait", None)
     assert alarm.cause.text == (
         "all_reduce 'AllReduce', number 7 of group 'w', has waited 12 s since 2023-11-14 22:13:20 "
-        "UTC; arrived: ranks 0, 2; missing: rank 1; that is 60% of the 20 s limit "
+        "UTC; arrived: ranks 0,2; missing: rank 1; that is 60% of the 20 s limit "
         "(timeout of init_process_group)"
     )
 

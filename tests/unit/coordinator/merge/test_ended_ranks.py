@@ -67,7 +67,7 @@ def test_rank_that_skipped_a_call_is_missing_though_its_session_was_lost() -> No
     assert [entry.missing for entry in result.entries() if entry.missing] == [(1,)]
     (finding,) = [each for each in result.findings if each.kind is FindingKind.ENDED_RANK]
     assert finding.text.endswith(
-        "it never arrived at all_reduce 'AllReduce' number 0 of group 'world' (ranks 0 1)"
+        "it never arrived at all_reduce 'AllReduce' number 0 of group 'world' (ranks 0-1)"
     )
 
 
@@ -105,7 +105,7 @@ def test_first_missed_call_is_the_one_that_another_missed_call_stands_behind() -
     findings = merged(early, late, lost, lost={2: True}, groups=groups).findings
     (ended,) = [each for each in findings if each.kind is FindingKind.ENDED_RANK]
     assert ended.group == "half"
-    assert "of group 'half' (ranks 1 2) and 1 more after it" in ended.text
+    assert "of group 'half' (ranks 1-2) and 1 more after it" in ended.text
 
 
 JOINT = (

@@ -116,7 +116,7 @@ def test_program_finding_names_first_different_operator() -> None:
     (finding,) = merged(usual, usual, other, usual, groups=(four,)).findings
     assert (finding.kind, finding.ranks) == (FindingKind.SEQUENCE_DIFFERENCE, (2,))
     assert (finding.name, finding.position) == ("X", 3)
-    for word in ["rank 2 executed 'X' at position 3", "ranks 0 1 3", "executed 'B'"]:
+    for word in ["rank 2 executed 'X' at position 3", "ranks 0-1,3", "executed 'B'"]:
         assert word in finding.text
 
 

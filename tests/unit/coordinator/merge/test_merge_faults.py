@@ -37,7 +37,7 @@ def test_mismatch_names_sequence_and_both_sides(change, kind, words) -> None:
     """A different kind, size or type gives one finding and one entry."""
     result = merged([op(1), coll(2, 4), coll(3, 5)], [op(1), coll(2, 4), coll(3, 5, **change)])
     (finding,) = result.findings
-    for word in ["iteration 3", "number 5 of group 'world'", "(ranks 0 1)", "AllReduce", *words]:
+    for word in ["iteration 3", "number 5 of group 'world'", "(ranks 0-1)", "AllReduce", *words]:
         assert word in finding.text
     assert "elements" not in finding.text or "element_count" in change
     assert (finding.kind, finding.ranks, finding.iteration) == (kind, (1,), 3)

@@ -24,7 +24,7 @@ def test_ranks_with_the_same_loss_share_a_finding() -> None:
     (finding,) = (each for each in found if each.kind is FindingKind.COLLECTIVES_NOT_SEEN)
     assert (finding.ranks, finding.group, finding.iteration) == ((0, 1), "tp", 7)
     assert finding.text == (
-        "iteration 7: 2 collectives of group 'tp' on ranks 0 1 are not in the order: "
+        "iteration 7: 2 collectives of group 'tp' on ranks 0-1 are not in the order: "
         "the script called the backend itself, past torch's operators"
     )
 
