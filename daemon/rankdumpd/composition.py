@@ -21,7 +21,6 @@ from rankdump._core.revoked_certificates import RevokedCertificates
 from rankdump._core.watched_files import ignore_reload
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RejectedError
-from rankdumpd.agent.retention.manager import no_op
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.shm.slab_folder import find_group_id
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
@@ -29,7 +28,7 @@ from rankdumpd.ingest.dump_file import IngestTask
 from rankdumpd.ingest.folder import check_separate_folders
 from rankdumpd.ingest.runner import IngestComponent
 from rankdumpd.server import lifecycle, machine
-from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.audit_log import AuditLog, ignore_action
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
 from rankdumpd.server.lifecycle import SettingsReader
@@ -89,7 +88,7 @@ class _DaemonProcess:
         reclaim_worker_sessions(settings.agent)
         tls = settings.tls
         own = TlsCredentials(tls.ca, tls.certificate, tls.key)
-        audit = self._audit.add if self._audit else no_op
+        audit = self._audit.add if self._audit else ignore_action
         return DumpAgent(
             settings.agent,
             own,

@@ -36,7 +36,7 @@ from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
 from rankdumpd.agent.records import ReceivedRecord
 from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
-from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
+from rankdumpd.agent.retention.manager import RetentionManager
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox
@@ -54,6 +54,7 @@ from rankdumpd.agent.storage.record_writer import DuplicateIndex
 from rankdumpd.agent.storage.session_storage import store_records
 from rankdumpd.agent.table.table_writer import TableWriter
 from rankdumpd.server import machine, state_files
+from rankdumpd.server.audit_log import AuditCallback, ignore_action
 from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component, request_stop
 from rankdumpd.server.logs import log_about
@@ -158,7 +159,7 @@ class DumpAgent(Component):
         settings: AgentSettings,
         credentials: TlsCredentials | None = None,
         *,
-        audit: AuditCallback = no_op,
+        audit: AuditCallback = ignore_action,
         counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
         ends_with_job: bool = False,

@@ -17,8 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rankdump.errors import ConfigError
+from rankdumpd.server.state_files import is_transient
 
 MAX_AUDIT_BYTES = 16 << 20
 """Size at which a file is renamed and a new one begun."""
@@ -26,9 +28,15 @@ MAX_AUDIT_FILES = 5
 """Number of files: the current one, and `.1` to `.4` with earlier lines."""
 _LOG_MODE = 0o640
 _MAX_TEXT_CHARACTERS = 512
-_TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+
+AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
+"""Called with the name of an action and its particulars, as `AuditLog.add` is."""
 
 _logger = logging.getLogger(__name__)
+
+
+def ignore_action(_what: str, _fields: Mapping[str, object]) -> None:
+    """Take the place of `AuditLog.add` where there is no audit log."""
 
 
 class AuditLog:
@@ -49,7 +57,7 @@ class AuditLog:
         try:
             self._descriptor = _open_log(path)
         except OSError as error:
-            if error.errno not in _TRANSIENT_ERRNOS:
+            if not is_transient(error):
                 allowed = f"a file that can be appended to ({error.strerror})"
                 raise ConfigError("settings", "log.audit", str(path), allowed) from None
 

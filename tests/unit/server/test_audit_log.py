@@ -98,6 +98,21 @@ def test_audit_log_recreates_moved_file(path: Path):
     assert [line["number"] for line in lines(path)] == [1]
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT])
+def test_audit_log_starts_on_a_disk_that_may_answer_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    def fail(*_args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as away:
+        away.setattr(module.os, "open", fail)
+        audit = AuditLog(path)
+    audit.add("call", {"number": 1})
+    audit.close()
+    assert [line["number"] for line in lines(path)] == [1]
+
+
 def test_audit_log_counts_lines_lost_to_full_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 from rankdump._core.manifest import RetiredIteration
 from rankdump.errors import RankdumpError
@@ -25,18 +24,13 @@ from rankdumpd.agent.retention.iteration_removal import (
 )
 from rankdumpd.agent.session.registry import SessionRegistry, read_stored_session
 from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.server.audit_log import AuditCallback, ignore_action
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
 CHECK_INTERVAL_S = 30.0
-AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
-"""Called with the name of an action and its particulars."""
 
 _logger = logging.getLogger(__name__)
-
-
-def no_op(_what: str, _fields: Mapping[str, object]) -> None:
-    """Ignore the action."""
 
 
 class RetentionManager:
@@ -52,7 +46,7 @@ class RetentionManager:
         usage: DumpUsage,
         policy: Callable[[], ResourcePolicy],
         *,
-        audit: AuditCallback = no_op,
+        audit: AuditCallback = ignore_action,
         counters: MetricCounters | None = None,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
