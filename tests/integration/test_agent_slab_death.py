@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.commit import committer
 
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
@@ -167,6 +169,30 @@ def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, fram
     agent.start()
     wait_until(lambda: not list((short_dir / "slabs").iterdir()))
     assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
+
+
+def test_stop_says_that_the_next_agent_reads_what_an_exited_rank_left(
+    agent, rank, child, frames, monkeypatch
+):
+    """The rank is gone, so it cannot send again what could not be entered in a full ledger."""
+
+    def fail(*_args, **_named) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(committer, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(agent.agent._ledger, "commit", fail)
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.start(rank.open().slab)
+    child.kill()
+    wait_until(lambda: agent.agent.view().load.queued_records)
+    assert agent.agent.drain(0.0) > 0
+    assert agent.agent.explain_unfinished() == (
+        "the next agent reads those of 1 rank that ended from shared memory, other ranks send "
+        "theirs again"
+    )
+    agent.restart()
+    wait_until(lambda: arrays_of(rank.root) == [array.tobytes() for array in ARRAYS])
 
 
 @pytest.mark.parametrize("damage", [bytes(100), b""])

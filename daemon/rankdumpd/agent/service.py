@@ -361,6 +361,18 @@ class DumpAgent(Component):
             self._table.finish(left_s())
         return left
 
+    def explain_unfinished(self) -> str:
+        """Return what becomes of the frames that `drain` left, for the log."""
+        exited = self._rings.count_unread()
+        if not exited:
+            return super().explain_unfinished()
+        ranks = f"{exited} rank{'s' * (exited > 1)} that ended"
+        others = "other ranks send theirs again"
+        # The state folder and the shared memory of a job's own agent end with it.
+        if self._ends_with_job:
+            return f"those of {ranks} are lost, {others}"
+        return f"the next agent reads those of {ranks} from shared memory, {others}"
+
     def stop(self) -> None:
         """Stop at once; ranks resend unacknowledged frames to the next agent."""
         left_s = _count_down(_STOP_TIMEOUT_S)
