@@ -137,6 +137,21 @@ class TestRetentionChoice:
             assert again.usage.total == 0
             assert again.ledger.retention.counts() == {"job": 3}
 
+    def test_removal_is_one_line_for_each_job(self, make_agent, send, state, caplog):
+        """Each iteration of each rank is a line of the audit log, and of the log at debug alone."""
+        caplog.set_level("INFO", manager.__name__)
+        agent = make_agent()
+        send(agent, 3)
+        send(agent, 2, rank=1, world_size=2, session_id="other")
+        agent.stop()
+        with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as late:
+            assert late.keeper.remove_due() == 3
+            assert len(late.told) == 5
+        lines = [each.getMessage() for each in caplog.records if each.name == manager.__name__]
+        (line,) = lines
+        assert line.startswith("job job: iterations 0-2 of 2 ranks removed, ")
+        assert line.endswith(": retain_days")
+
     def test_iterations_are_removed_by_size_with_links_counted_last(self, make_agent, send, state):
         """The oldest are removed until the rest fits; a shared file counts until its last link is
         removed.
