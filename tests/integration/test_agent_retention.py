@@ -152,6 +152,17 @@ class TestRetentionChoice:
         assert line.startswith("job job: iterations 0-2 of 2 ranks removed, ")
         assert line.endswith(": retain_days")
 
+    def test_removed_iterations_are_counted_across_restarts(self, make_agent, send, state):
+        agent = make_agent()
+        send(agent, 3)
+        agent.stop()
+        with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as late:
+            assert late.removed() == [0, 1, 2]
+        for _ in range(2):
+            agent.restart()
+            counted = {each.name: each.value for each in agent.counters.samples()}
+            assert counted["rankdump_agent_retired_iterations_total"] == 3
+
     def test_iterations_are_removed_by_size_with_links_counted_last(self, make_agent, send, state):
         """The oldest are removed until the rest fits; a shared file counts until its last link is
         removed.

@@ -316,7 +316,9 @@ class DumpAgent(Component):
             _logger.warning("%s", slowness)
         retention = self._ledger.retention
         self._session_files.start()
-        self._usage.restore(retention.list_usage(), retention.counts())
+        retired = retention.counts()
+        self._usage.restore(retention.list_usage(), retired)
+        self._counters.add("rankdump_agent_retired_iterations_total", sum(retired.values()))
         # Before the first manifest is written.
         self._table.start()
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
