@@ -506,6 +506,19 @@ def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
     stream.finish()
 
 
+def test_disks_of_trees_are_known_after_a_restart(make_agent, send):
+    """Monitoring does not lose them until the next job begins."""
+    agent = make_agent()
+    rank, _ = send(agent, 1)
+    agent.restart()
+    assert rank.status().sessions == []
+    assert [disk.root for disk in rank.status().disks] == [str(rank.root)]
+    gauges = [
+        each for each in agent.agent.samples() if each.name == "rankdump_agent_disk_free_bytes"
+    ]
+    assert [gauge.labels for gauge in gauges] == [{"root": str(rank.root)}]
+
+
 @pytest.mark.parametrize(
     ("limit", "reason"), [("disk_bytes", "disk_cap"), ("job_bytes", "job_quota")]
 )
