@@ -75,6 +75,7 @@ class _DaemonProcess:
     """Builds the components of one process, with their counters and audit log, and serves them."""
 
     def __init__(self, settings: DaemonSettings, reread: SettingsReader) -> None:
+        machine.raise_descriptor_limit()
         self._settings, self._reread = settings, reread
         self._counters, self._required = MetricCounters(), RequiredFiles()
         self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None

@@ -32,6 +32,35 @@ def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, ma
     assert "no_descriptors" in SPACE_REASONS
 
 
+def test_daemon_takes_all_descriptors_that_it_may_have(make_daemon):
+    """Shells set a soft limit of 1024, which a host with many ranks reaches."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        daemon = make_daemon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_limit_that_is_too_low_ends_the_start_with_one_line(short_dir):
+    command = 'ulimit -n 20 && exec "$@"'
+    daemon = [sys.executable, "-m", "rankdumpd", "standalone", "--socket", f"{short_dir}/d.sock"]
+    daemon += ["--state-dir", f"{short_dir}/state"]
+    ended = subprocess.run(
+        ["sh", "-c", command, "sh", *daemon],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "rankdumpd: LimitNOFILE of the unit, or ulimit -n: 20 is not allowed; allowed: at least "
+        "64 file descriptors\n"
+    )
+
+
 def test_second_agent_on_one_runtime_folder_is_rejected(make_daemon, make_rank, short_dir):
     """The second agent ends with one line, and the slabs of the first one stay."""
     daemon = make_daemon()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdumpd.agent.ledger import report_log
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import FrameId, MetadataFrame, QuietRank
-from rankdumpd.agent.report import report_stream
+from rankdumpd.agent.report import report_stream, reporter
 from rankdumpd.agent.report.report_stream import ReporterTimes
 from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 from rankdumpd.agent.session.order_relay import OrderRelay
@@ -567,6 +568,35 @@ def test_absent_coordinator_is_a_finding_until_it_connects(agent, coordinator, c
     eventually(lambda: not agent.reporter.findings())
     assert sum(message.startswith(said) for message in caplog.messages) == 2
     assert any("accepts reports again after " in message for message in caplog.messages)
+
+
+def test_ledger_that_cannot_be_written_is_one_line_and_one_when_it_can(
+    agent, coordinator, caplog, monkeypatch
+):
+    """It is tried again every few seconds, and a traceback for each would fill the log."""
+    caplog.set_level(logging.INFO, "rankdumpd.agent.report.reporter")
+    monkeypatch.setattr(reporter, "WARN_AFTER_S", 0.0)
+    real, attempts = agent.ledger.log.acknowledged, []
+
+    def fail(number: int) -> None:
+        attempts.append(number)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    agent.ledger.log.acknowledged = fail
+    agent.take(events(0, 10))
+    coordinator.start()
+    eventually(lambda: len(attempts) > 3)
+    assert agent.reporter.findings()[0].startswith(
+        f"coordinator {coordinator.address} has been sent the same messages again"
+    )
+    agent.ledger.log.acknowledged = real
+    forgotten(agent, coordinator)
+    eventually(lambda: not agent.reporter.findings())
+    lines = [each for each in caplog.records if "ledger" in each.getMessage()]
+    assert [each.levelname for each in lines] == ["WARNING", "INFO"]
+    assert "database or disk is full" in lines[0].getMessage()
+    assert lines[1].getMessage().startswith("the ledger can be written again after ")
+    assert not any(each.exc_info for each in caplog.records)
 
 
 def eventually(holds: Callable[[], object]) -> None:

@@ -137,6 +137,32 @@ class TestRetentionChoice:
             assert again.usage.total == 0
             assert again.ledger.retention.counts() == {"job": 3}
 
+    def test_removal_is_one_line_for_each_job(self, make_agent, send, state, caplog):
+        """Each iteration of each rank is a line of the audit log, and of the log at debug alone."""
+        caplog.set_level("INFO", manager.__name__)
+        agent = make_agent()
+        send(agent, 3)
+        send(agent, 2, rank=1, world_size=2, session_id="other")
+        agent.stop()
+        with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as late:
+            assert late.keeper.remove_due() == 3
+            assert len(late.told) == 5
+        lines = [each.getMessage() for each in caplog.records if each.name == manager.__name__]
+        (line,) = lines
+        assert line.startswith("job job: iterations 0-2 of 2 ranks removed, ")
+        assert line.endswith(": retain_days")
+
+    def test_removed_iterations_are_counted_across_restarts(self, make_agent, send, state):
+        agent = make_agent()
+        send(agent, 3)
+        agent.stop()
+        with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as late:
+            assert late.removed() == [0, 1, 2]
+        for _ in range(2):
+            agent.restart()
+            counted = {each.name: each.value for each in agent.counters.samples()}
+            assert counted["rankdump_agent_retired_iterations_total"] == 3
+
     def test_iterations_are_removed_by_size_with_links_counted_last(self, make_agent, send, state):
         """The oldest are removed until the rest fits; a shared file counts until its last link is
         removed.
@@ -478,6 +504,19 @@ def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
     assert (disk.floor_bytes, disk.root) == (1 << 60, str(rank.root))
     assert view.memory.limit_bytes > view.memory.used_bytes > 0
     stream.finish()
+
+
+def test_disks_of_trees_are_known_after_a_restart(make_agent, send):
+    """Monitoring does not lose them until the next job begins."""
+    agent = make_agent()
+    rank, _ = send(agent, 1)
+    agent.restart()
+    assert rank.status().sessions == []
+    assert [disk.root for disk in rank.status().disks] == [str(rank.root)]
+    gauges = [
+        each for each in agent.agent.samples() if each.name == "rankdump_agent_disk_free_bytes"
+    ]
+    assert [gauge.labels for gauge in gauges] == [{"root": str(rank.root)}]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.commit import committer
 
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
@@ -167,6 +170,66 @@ def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, fram
     agent.start()
     wait_until(lambda: not list((short_dir / "slabs").iterdir()))
     assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
+
+
+def test_stop_says_that_the_next_agent_reads_what_an_exited_rank_left(
+    agent, rank, child, frames, monkeypatch
+):
+    """The rank is gone, so it cannot send again what could not be entered in a full ledger."""
+
+    def fail(*_args, **_named) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(committer, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(agent.agent._ledger, "commit", fail)
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.start(rank.open().slab)
+    child.kill()
+    wait_until(lambda: agent.agent.view().load.queued_records)
+    assert agent.agent.drain(0.0) > 0
+    assert agent.agent.explain_unfinished() == (
+        "the next agent reads those of 1 rank that ended from shared memory, other ranks send "
+        "theirs again"
+    )
+    agent.restart()
+    wait_until(lambda: arrays_of(rank.root) == [array.tobytes() for array in ARRAYS])
+
+
+def test_slab_of_a_lost_ledger_is_said_to_be_lost(agent, rank, child, frames, short_dir, caplog):
+    """The rank was told that the next agent reads it; log and status say how much is gone."""
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.start(rank.open().slab)
+    agent.stop()
+    child.kill()
+    shutil.rmtree(short_dir / "state")
+    agent.start()
+    assert not list((short_dir / "slabs").iterdir())
+    (finding,) = rank.status().findings
+    assert f" is removed with {len(ARRAYS)} frames (" in finding
+    assert "its session is not in the ledger" in finding
+    assert ("WARNING", finding) in [(each.levelname, each.getMessage()) for each in caplog.records]
+
+
+def test_slab_of_a_closed_session_is_removed_without_a_word_of_loss(
+    agent, rank, child, frames, short_dir
+):
+    """Everything in it was committed."""
+    child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
+    child.stage(frames.goodbye(2))
+    place = rank.open().slab
+    child.start(place)
+    kept = short_dir / "kept"
+    shutil.copyfile(place.path, kept)
+    child.kill()
+    wait_until(lambda: not Path(place.path).exists())
+    agent.stop()
+    Path(place.path).parent.mkdir(exist_ok=True)
+    shutil.copyfile(kept, place.path)
+    agent.start()
+    assert not Path(place.path).exists()
+    assert rank.status().findings == []
 
 
 @pytest.mark.parametrize("damage", [bytes(100), b""])

@@ -88,7 +88,7 @@ def test_order_waits_for_its_full_disk_alone(coordinator, disk, tmp_path, code):
 
 
 def test_permanent_disk_error_loses_the_order_and_is_reported(coordinator, disk, tmp_path):
-    disk[str(tmp_path / "closed")] = errno.EROFS
+    disk[str(tmp_path / "closed")] = errno.EACCES
     coordinator.add_report(report(3, "a", 0, tmp_path / "closed"))
     wait_until(lambda: list(coordinator.iter_findings("a")))
     assert coordinator.problem == ""

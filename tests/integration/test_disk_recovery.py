@@ -22,6 +22,7 @@ from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2, status_pb2
 from rankdumpd.agent.commit import committer, post_commit
+from rankdumpd.agent.session import registry
 from rankdumpd.agent.storage import tree
 
 ARRAY = np.arange(12, dtype=np.float32)
@@ -79,7 +80,7 @@ def waits(rank) -> list[str]:
     return [each for each in rank.status().findings if "it is retried" in each]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EROFS])
 def test_manifest_is_written_once_a_full_disk_has_space(rank, frames, disk, code):
     """There is one finding while manifests wait, and none afterwards; later ones follow
     in order.
@@ -136,6 +137,22 @@ def test_file_without_ledger_entry_is_not_counted_as_drop(
     assert len([path for path in rank.root.glob("rank_0/Net/**/*") if path.is_file()]) == 1
     disk.error = 0
     stream.cut()
+
+
+def test_same_failure_of_many_iterations_is_one_finding_and_one_line(rank, frames, disk, caplog):
+    """An error that does not pass, such as a missing permission, is not told once an iteration."""
+    rank.open()
+    stream = rank.push().send(frames.record(1, ARRAY))
+    stream.wait_acknowledged(1)
+    disk.error, disk.only = errno.EACCES, "manifest"
+    stream.send(*(frames.end(2 + each, each, int(not each)) for each in range(5)))
+    stream.send(frames.goodbye(7)).finish()
+    assert rank.status().findings == [
+        "rank 0, iterations 0-4: no manifest written: Permission denied"
+    ]
+    lines = [each for each in caplog.records if "no manifest written" in each.getMessage()]
+    assert [each.levelname for each in lines if each.levelname != "DEBUG"] == ["ERROR"]
+    assert not any(each.exc_info for each in lines)
 
 
 def test_session_end_does_not_wait_for_a_full_disk(disk, make_agent, make_rank, frames):
@@ -207,18 +224,21 @@ def test_rank_metadata_is_written_when_there_is_space(rank, frames, disk):
 
 
 @pytest.mark.parametrize(
-    "code", [errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE]
+    "code", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOTCONN, errno.EROFS, errno.ESTALE]
 )
-def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code):
+def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code, caplog):
     """It can open its session again; only a rank that cannot ever be admitted is rejected
     for good.
     """
     disk.error = code
-    with pytest.raises(grpc.RpcError) as failed:
-        rank.open()
-    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert os.strerror(code) in (failed.value.details() or "")
-    disk.error = errno.EROFS
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError) as failed:
+            rank.open()
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert os.strerror(code) in (failed.value.details() or "")
+    lines = [each for each in caplog.records if "cannot be written at present" in each.message]
+    assert [each.levelname for each in lines if each.name == registry.__name__] == ["WARNING"]
+    disk.error = errno.EACCES
     with pytest.raises(grpc.RpcError) as failed:
         rank.open()
     assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -49,5 +49,6 @@ def test_damaged_ledger_ends_the_process(short_dir, keeps):
     status, said = ended(command(short_dir))
     assert status == 1, said
     assert "damaged" in said.splitlines()[-1]
+    assert said.splitlines()[-1].endswith("; `rankdumpd rebuild` makes a new one from a tree")
     assert str(short_dir / "state") in said.splitlines()[-1]
     assert "Traceback" not in said

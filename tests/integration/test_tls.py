@@ -340,7 +340,10 @@ def test_rank_with_the_wrong_role_logs_it_once(
 
 
 def test_revoked_certificate_ends_its_open_streams(
-    authority: CertificateAuthority, running: TlsService, tmp_path: Path
+    authority: CertificateAuthority,
+    running: TlsService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     """Open streams end, and later calls on the same connection are rejected."""
     rank = authority.credentials("rank")
@@ -357,6 +360,9 @@ def test_revoked_certificate_ends_its_open_streams(
             list(answers)
         over.set()
         assert caught.value.code() is grpc.StatusCode.CANCELLED
+        (line,) = [text for text in caplog.messages if "is ended" in text]
+        assert " of 'rank' (ipv4:127.0.0.1:" in line
+        assert "CallerIdentity" not in line
         with pytest.raises(grpc.RpcError) as caught:
             stub.OpenSession(request(tmp_path / "t"), timeout=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

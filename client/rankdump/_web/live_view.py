@@ -18,6 +18,7 @@ from rankdump._analysis.reader.job_sentences import (
 from rankdump._analysis.reader.rank_tallies import (
     MIN_SHOWN_WAIT_US,
     RankTally,
+    explain_no_ranks,
     find_ended_jobs,
     format_status_sentences,
     tally_ranks,
@@ -123,7 +124,7 @@ def make_live_verdict(
     if problem:
         return OverviewVerdict(OverviewLevel.FAULT, f"{problem}; it is asked again every second")
     if not jobs:
-        return OverviewVerdict(OverviewLevel.UNKNOWN, "no rank has opened a session")
+        return OverviewVerdict(OverviewLevel.UNKNOWN, explain_no_ranks(view))
     running = [job for job in jobs if job.is_running]
     text = "; ".join(map(_describe_job, running or jobs[-1:]))
     if len(running) > 1:

@@ -20,6 +20,7 @@ from rankdump._core import tree_root
 from rankdump._core.status import MetricSample, StatusView
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.channel import TlsCredentials
+from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker, FilePacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
@@ -316,7 +317,9 @@ class DumpAgent(Component):
             _logger.warning("%s", slowness)
         retention = self._ledger.retention
         self._session_files.start()
-        self._usage.restore(retention.list_usage(), retention.counts())
+        retired = retention.counts()
+        self._usage.restore(retention.list_usage(), retired)
+        self._counters.add("rankdump_agent_retired_iterations_total", sum(retired.values()))
         # Before the first manifest is written.
         self._table.start()
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
@@ -325,7 +328,7 @@ class DumpAgent(Component):
         self._committer.thread.start()
         self._workers.start()
         self._rings.restore_rings(self._registry.list_sessions())
-        self._slabs.remove_strays(set(self._ledger.unfinished()))
+        self._slabs.remove_strays(set(self._ledger.unfinished()), self._find_last_committed)
         self._rings.thread.start()
         self._retention.thread.start()
         self._backlog.start()
@@ -360,6 +363,18 @@ class DumpAgent(Component):
             self._backlog.finish(left_s())
             self._table.finish(left_s())
         return left
+
+    def explain_unfinished(self) -> str:
+        """Return what becomes of the frames that `drain` left, for the log."""
+        exited = self._rings.count_unread()
+        if not exited:
+            return super().explain_unfinished()
+        ranks = f"{exited} rank{'s' * (exited > 1)} that ended"
+        others = "other ranks send theirs again"
+        # The state folder and the shared memory of a job's own agent end with it.
+        if self._ends_with_job:
+            return f"those of {ranks} are lost, {others}"
+        return f"the next agent reads those of {ranks} from shared memory, {others}"
 
     def stop(self) -> None:
         """Stop at once; ranks resend unacknowledged frames to the next agent."""
@@ -405,7 +420,7 @@ class DumpAgent(Component):
         """Return the status of the agent."""
         parts = (
             *(self._registry, self._openings, self._retention, self._backlog, self._table),
-            *(self._committer, self._reporter, self._black_box),
+            *(self._committer, self._reporter, self._black_box, self._slabs),
         )
         findings = [sentence for part in parts for sentence in part.findings()]
         view = self._overview.view((*self._required.missing, *findings))
@@ -450,6 +465,17 @@ class DumpAgent(Component):
             byte_count=record.head.byte_count,
         )
         return decision.reason if decision.is_later else ""
+
+    def _find_last_committed(self, session_id: str) -> int | None:
+        """Return the highest number of a session's committed frames; None for an unknown one."""
+        try:
+            row = self._ledger.find(session_id)
+            if row is None:
+                return None
+            beyond = self._ledger.committed_beyond(session_id, row.watermark)
+        except CorruptedError:
+            return None
+        return max(beyond, default=row.watermark)
 
     def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)

@@ -92,7 +92,8 @@ class CallGate(grpc.ServerInterceptor):
             ended = [each for each in self._streams if each.caller.fingerprint in listed]
         for call in ended:
             _logger.warning(
-                "the stream %s of %s is ended: its certificate is revoked", call.method, call.caller
+                "the stream %s of %r (%s) is ended: its certificate is revoked",
+                *(call.method, call.caller.name, call.caller.peer),
             )
             call.context.cancel()
 

@@ -23,6 +23,7 @@ from rankdump._core.daemon_endpoint import is_loopback
 from rankdump._wire.channel import get_status_code
 from rankdump.errors import ConfigError, RankdumpError, RetryableError
 from rankdumpd.server.call_gate import CallGate
+from rankdumpd.server.logs import RecentTexts
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
@@ -242,6 +243,11 @@ def _check_protected(address: str, tls: ServerCertificates | None) -> None:
         )
 
 
+_QUIET_S = 10.0
+"""Time of one line about calls that fail for the same reason: their callers try again."""
+_recent_failures = RecentTexts(_QUIET_S)
+
+
 @contextmanager
 def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> Generator[None]:
     """End the call with the status of the block's RankdumpError, which is logged and counted.
@@ -252,7 +258,10 @@ def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> G
         yield
     except RankdumpError as error:
         code = get_status_code(error)
-        level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
-        _logger.log(level, "call failed with %s: %s", code.name, error)
+        text, level = f"call failed with {code.name}: {error}", logging.WARNING
+        if isinstance(error, RetryableError):
+            # All ranks of a worker that is being restarted call at once, and again.
+            level = logging.INFO if _recent_failures.is_new(text) else logging.DEBUG
+        _logger.log(level, "%s", text)
         counters.add("rankdump_refused_calls_total", code=code.name)
         context.abort(code, str(error))

@@ -220,6 +220,10 @@ class Component(Protocol):
         """Accept nothing new, finish the rest; return the number of items left at the deadline."""
         ...
 
+    def explain_unfinished(self) -> str:
+        """Return what becomes of the items that `drain` left, for the log."""
+        return "ranks send them again"
+
     def stop(self) -> None:
         """Stop at once; may be repeated, and called without `start`."""
         ...
@@ -393,10 +397,11 @@ class DaemonRun:
             unfinished += left
             if left:
                 _logger.error(
-                    "%s: %d items are unfinished after %.1f s; ranks send them again",
+                    "%s: %d items are unfinished after %.1f s; %s",
                     type(component).__name__,
                     left,
                     time.monotonic() - start_s,
+                    component.explain_unfinished(),
                 )
         return unfinished
 

@@ -9,7 +9,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
 from rankdumpd.settings import LogSettings
@@ -50,6 +52,29 @@ def log_about(
 ) -> logging.LoggerAdapter[logging.Logger]:
     """Return a logger of lines about a session."""
     return logging.LoggerAdapter(logger, build_log_fields(session, **more))
+
+
+class RecentTexts:
+    """Texts of the last seconds, each of which needs one line meanwhile; safe to use from several
+    threads.
+    """
+
+    def __init__(self, quiet_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Forget a text so long after its line."""
+        self._quiet_s, self._clock = quiet_s, clock
+        self._lock = threading.Lock()
+        self._logged_s: dict[str, float] = {}
+
+    def is_new(self, text: str) -> bool:
+        """Remember a text; return whether it needs a line."""
+        with self._lock:
+            now_s = self._clock()
+            self._logged_s = {
+                each: at_s for each, at_s in self._logged_s.items() if now_s - at_s < self._quiet_s
+            }
+            is_new = text not in self._logged_s
+            self._logged_s.setdefault(text, now_s)
+            return is_new
 
 
 class TextLogFormatter(logging.Formatter):

@@ -1,5 +1,5 @@
 """Resources of the machine that this process may use: memory and cores within its control groups,
-the id of the host, and its scheduling priority.
+descriptors, the id of the host, and its scheduling priority.
 """
 
 from __future__ import annotations
@@ -8,13 +8,18 @@ import contextlib
 import hashlib
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
+
+from rankdump.errors import ConfigError
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUP_FILE = Path("/proc/self/cgroup")
 _AUTOGROUP_FILE = Path("/proc/self/autogroup")
 _MAX_NICENESS = 19
+MIN_DESCRIPTORS = 64
+"""What a daemon with a few ranks needs; gRPC ends the process that has too few."""
 
 
 def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
@@ -35,6 +40,20 @@ def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> in
         if quota.isdecimal() and period.isdecimal():
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process's descriptors to the hard one.
+
+    Shells and units set it to 1024 for programs that cannot use more. ConfigError where the hard
+    limit is too low to serve anybody.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < MIN_DESCRIPTORS:
+        allowed = f"at least {MIN_DESCRIPTORS} file descriptors"
+        raise ConfigError("LimitNOFILE of the unit, or ulimit -n", "", hard, allowed)
 
 
 def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:

@@ -215,6 +215,10 @@ METRIC_DEFINITIONS: Mapping[str, MetricDefinition] = {
     for name, metric in table.items()
 }
 """Metrics by the name that dashboards and alerts use."""
+LEDGER_COUNTERS = frozenset(
+    {"rankdump_agent_report_lost_events_total", "rankdump_agent_retired_iterations_total"}
+)
+"""Counters that the ledger keeps: the next process of an agent goes on from them."""
 
 _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 

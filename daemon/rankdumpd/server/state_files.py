@@ -26,6 +26,11 @@ _TRANSIENT_ERRNOS = _NO_SPACE_ERRNOS | {
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
+    # A disk that was mounted read-only after an error, or by somebody, may be writable again.
+    errno.EROFS,
+    # Network disks and those of a process that is restarted.
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
     errno.ESTALE,
     errno.ETIMEDOUT,
 }

@@ -31,6 +31,7 @@ from rankdump.errors import RankdumpError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server.metrics import (
     AGENT_PREFIX,
+    LEDGER_COUNTERS,
     SampleKey,
     aggregate_samples,
     build_sample_key,
@@ -163,7 +164,8 @@ class WorkerMetricSums:
         begun_s = next((each.value for each in samples if each.name == _START_TIME_METRIC), 0.0)
         if begun_s != seen.begun_s:
             for key, value in seen.now.items():
-                seen.before[key] = seen.before.get(key, 0.0) + value
+                if key[0] not in LEDGER_COUNTERS:
+                    seen.before[key] = seen.before.get(key, 0.0) + value
             seen.begun_s = begun_s
         seen.now = {
             build_sample_key(each): each.value

@@ -240,6 +240,10 @@ class WorkerSupervisor(Component):
             worker.request_drain()
         return sum(w.wait_drained(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
 
+    def explain_unfinished(self) -> str:
+        """Return what becomes of the items that `drain` left, for the log."""
+        return "the lines of the workers say what becomes of them"
+
     def stop(self) -> None:
         """Stop all workers at once; may be repeated."""
         self._draining = True

@@ -9,7 +9,13 @@ from rankdump._analysis.reader.rank_tallies import (
 )
 from rankdump._cli.status_tables import format_status_table, format_summary_table
 from rankdump._core.drop_reasons import describe_drops
-from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
+from rankdump._core.status import (
+    IterationStatus,
+    JobUsage,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
 
 
 def session(rank, **fields):
@@ -75,6 +81,15 @@ def test_status_sentences_ignore_unfinished_iterations_of_open_sessions():
     """What a running rank is in the middle of is not called incomplete."""
     view = StatusView((session(0, state=SessionState.OPEN),), (iteration(0, 0, complete=False),))
     assert format_status_sentences(view) == ()
+
+
+def test_agent_that_started_again_is_not_said_to_have_had_no_rank():
+    """The sizes of earlier jobs are shown below."""
+    view = StatusView(usage=(JobUsage("job", 1 << 20),))
+    assert format_status_sentences(view) == ("no rank has been connected since this agent started",)
+    assert format_status_sentences(StatusView(usage=(JobUsage("job", pinned=True),))) == (
+        "no rank has opened a session",
+    )
 
 
 def test_status_tables_fit_100_columns():

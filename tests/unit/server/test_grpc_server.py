@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any, NoReturn
 
+import grpc
 import pytest
 
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, ForbiddenError, RankdumpError, UnavailableError
 from rankdumpd.agent.shm.slab_folder import MemoryShares, SlabFolder
 from rankdumpd.server import grpc_server as server_module
-from rankdumpd.server.grpc_server import GrpcServer, parse_socket_path
+from rankdumpd.server.grpc_server import GrpcServer, abort_on_error, parse_socket_path
+from rankdumpd.server.metrics import MetricCounters
 
 
 @pytest.mark.parametrize(
@@ -149,3 +153,36 @@ def test_server_rejects_invalid_socket_paths(address):
 
 def test_server_stop_without_start_does_nothing():
     GrpcServer("127.0.0.1:0", ()).stop(0)
+
+
+class AbortedCallError(Exception):
+    """Raised by gRPC in a call that is aborted."""
+
+
+class CallContext:
+    """The part of a call that ends it."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise AbortedCallError(code, details)
+
+
+@pytest.mark.parametrize(
+    ("error", "levels"),
+    [
+        (UnavailableError("worker 7 is being restarted"), ["INFO", "DEBUG", "DEBUG"]),
+        (ForbiddenError("worker 7 is for others"), ["WARNING", "WARNING", "WARNING"]),
+    ],
+)
+def test_calls_that_are_tried_again_are_logged_once_for_a_reason(
+    caplog: pytest.LogCaptureFixture, error: RankdumpError, levels: list[str]
+):
+    """All ranks of a worker that is restarted call at once; each call is counted."""
+    caplog.set_level(logging.DEBUG, server_module.__name__)
+    counters, context = MetricCounters(), CallContext()
+    ended: Any = context
+    for _ in range(3):
+        with pytest.raises(AbortedCallError), abort_on_error(ended, counters):
+            raise error
+    assert [record.levelname for record in caplog.records] == levels
+    (sample,) = counters.samples()
+    assert sample.value == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rankdumpd
 from rankdump.errors import ConfigError
-from rankdumpd.server.logs import LOG_KEYS, build_formatter
+from rankdumpd.server.logs import LOG_KEYS, RecentTexts, build_formatter
 from rankdumpd.settings import LogSettings
 
 ROOT = Path(rankdumpd.__file__).parent
@@ -82,3 +82,14 @@ def test_extra_uses_only_log_keys():
                     if keyword.arg == "extra":
                         used |= keys_of(keyword.value, text, path)
     assert used == set(LOG_KEYS)
+
+
+def test_recent_text_needs_a_line_again_when_its_time_is_over():
+    """However often it comes meanwhile: a worker that is restarted again is a new line."""
+    now_s = 0.0
+    recent = RecentTexts(10.0, clock=lambda: now_s)
+    assert [recent.is_new("a"), recent.is_new("b"), recent.is_new("a")] == [True, True, False]
+    now_s = 9.0
+    assert not recent.is_new("a")
+    now_s = 10.0
+    assert [recent.is_new("a"), recent.is_new("a")] == [True, False]

@@ -20,6 +20,7 @@ from rankdumpd.agent.overview import sample_status
 from rankdumpd.server.metrics import (
     AGENT_PREFIX,
     COORDINATOR_PREFIX,
+    LEDGER_COUNTERS,
     MAX_LABELLED_SAMPLES,
     METRIC_DEFINITIONS,
     MetricCounters,
@@ -205,3 +206,15 @@ def test_worker_metric_sums_never_fall(steps: list[tuple[int, int, bool, bool]])
         assert found >= total
         assert found == sum(kept) + sum(told)
         total = int(found)
+
+
+@pytest.mark.parametrize("name", sorted(LEDGER_COUNTERS))
+def test_worker_metric_sums_count_what_the_ledger_keeps_once(name: str):
+    """The next process of a worker begins with it."""
+    sums = WorkerMetricSums()
+    for begun_s, counted in ((1.0, 3), (2.0, 3), (3.0, 5)):
+        samples = [
+            MetricSample("rankdump_start_time_seconds", begun_s),
+            MetricSample(name, counted),
+        ]
+        assert values(sums.add_up({0: samples})).get((name, ())) == counted

@@ -22,6 +22,7 @@ from rankdump._core.job_control import ControlAction
 from rankdump._core.status import (
     BlackBoxStatus,
     FreezeStatus,
+    JobUsage,
     RankWait,
     SessionState,
     StatusView,
@@ -178,6 +179,11 @@ def test_tree_of_the_job_is_one_click_away(open_pages, trees, source):
     ("view", "level", "words"),
     [
         (StatusView(), OverviewLevel.UNKNOWN, "no rank has opened a session"),
+        (
+            StatusView(usage=(JobUsage("before", 1),)),
+            OverviewLevel.UNKNOWN,
+            "no rank has been connected since this agent started",
+        ),
         (make_view(), OverviewLevel.GOOD, "job train runs: 2 ranks open, latest iteration 2"),
         (make_view(iterations=0), OverviewLevel.GOOD, "job train runs: 2 ranks open"),
         (make_view(dropped=1), OverviewLevel.WARNING, "job train runs"),

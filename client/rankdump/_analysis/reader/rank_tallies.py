@@ -207,7 +207,14 @@ def _explain_empty_view(view: StatusView) -> list[str]:
             "the tree has no manifest and no iteration with tensors: rankdump ls lists "
             "what it contains"
         ]
-    return ["no rank has opened a session"]
+    return [explain_no_ranks(view)]
+
+
+def explain_no_ranks(view: StatusView) -> str:
+    """Return why the view of a daemon has no ranks: an agent knows jobs of before by their size."""
+    if any(job.bytes_stored for job in view.usage):
+        return "no rank has been connected since this agent started"
+    return "no rank has opened a session"
 
 
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:

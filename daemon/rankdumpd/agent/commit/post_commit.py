@@ -64,23 +64,33 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def handling_failures(
-    session: RankSession, what: str, end: MetadataFrame | None = None
+    session: RankSession,
+    what: str,
+    end: MetadataFrame | None = None,
+    *,
+    iteration: int | None = None,
 ) -> Generator[None]:
     """Suspend the session and raise ExhaustedError for a passing error of a disk or of the ledger;
     log any other, and go on behind the block.
 
-    `end` is the frame that is being applied, if it ends an iteration or the session.
+    `end` is the frame that is being applied, if it ends an iteration or the session. The same
+    failure of several iterations is one finding and one line of the log.
     """
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
+        what = f"{what}: {state_files.describe_error(error)}"
+        numbered = "" if iteration is None else f"iteration {iteration}: "
+        message = f"rank {session.request.rank}, {numbered}{what}"
         if state_files.is_transient(error):
             session.pending.suspend(end)
             raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
         # Not marked as applied: the next start of the agent retries it.
-        log_about(_logger, session.request).error(message, exc_info=error)
-        session.add_finding(message)
+        is_new = session.add_failure(what, iteration)
+        # The text of an OSError says all; other errors may be faults of this program.
+        trace = None if isinstance(error, OSError) else error
+        level = logging.ERROR if is_new else logging.DEBUG
+        log_about(_logger, session.request).log(level, message, exc_info=trace)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
@@ -96,8 +106,8 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
     elif isinstance(declaration, KernelArguments):
         _write_arguments(ledger, session, declared.frame_id, declaration)
     elif isinstance(declaration, CallStacks):
-        file, what = session.storage.stacks, f"iteration {declaration.iteration}: stacks"
-        with handling_failures(session, f"{what} not written"):
+        file, iteration = session.storage.stacks, declaration.iteration
+        with handling_failures(session, "stacks not written", iteration=iteration):
             if file is not None:
                 file.add(declaration, again=session.pending.was_begun(declared))
             ledger.mark_applied([declared.frame_id], session.program.written)
@@ -124,7 +134,7 @@ def _write_arguments(
         place = GraphPlace(rank, net_name, graph, arguments.iteration)
         return storage.layout.make_folder(storage.context, place)
 
-    with handling_failures(session, f"iteration {arguments.iteration}: arguments not written"):
+    with handling_failures(session, "arguments not written", iteration=arguments.iteration):
         mark = f"{frame_id.session_id}-{frame_id.sequence}"
         unnameable = rank_files.write_arguments(
             storage.tree, arguments, folder_of=folder_of, mark=mark
@@ -340,8 +350,9 @@ class PostCommitActions:
         joining = self._joining.pop(session.request.session_id, None)
         if joining is None:
             return True
-        joined, what = False, f"iteration {joining.end.iteration}: operators not joined"
-        with handling_failures(session, what, joining.declared):
+        joined, iteration = False, joining.end.iteration
+        what = "operators not joined"
+        with handling_failures(session, what, joining.declared, iteration=iteration):
             joined = joining.join_some()
             if not joined:
                 self._joining[session.request.session_id] = joining
@@ -387,10 +398,10 @@ class PostCommitActions:
         *,
         joined: bool,
     ) -> None:
-        frame_id, what = declared.frame_id, f"iteration {end.iteration}: no manifest written"
+        frame_id, what = declared.frame_id, "no manifest written"
         with self._tree_changes:
             status = self._count_end(session, declared, end)
-            with handling_failures(session, what, declared):
+            with handling_failures(session, what, declared, iteration=end.iteration):
                 # A manifest marks an iteration as complete, so its rows must be written first.
                 if joined and _are_rows_written(session, frame_id):
                     repeated = session.pending.was_begun(declared)

@@ -16,7 +16,7 @@ from rankdump._core.status import IterationStatus, SessionState
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 from rankdumpd.agent.ledger import database, retention, rows
 from rankdumpd.agent.ledger.database import SETTING_KEY, lock_ledger_folder, open_ledger_file
-from rankdumpd.agent.ledger.reader import LedgerReader
+from rankdumpd.agent.ledger.reader import DAMAGE_REMEDY, LedgerReader
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.retention import RetiredIterations
 from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
@@ -100,6 +100,8 @@ class AgentLedger(LedgerReader):
             os.close(self._guard)
             if isinstance(error, UnavailableError):
                 raise CorruptedError(str(error)) from None
+            if isinstance(error, CorruptedError):
+                raise CorruptedError(f"{error}; {DAMAGE_REMEDY}") from None
             raise
         except sqlite3.Error as error:
             os.close(self._guard)

@@ -29,6 +29,7 @@ from rankdumpd.server import state_files
 MAX_READ_ROWS = 4096
 LOST_AFTER_S = 86_400.0
 """Time after which a lost rank is not expected any more; if it returns, its session is found."""
+DAMAGE_REMEDY = "`rankdumpd rebuild` makes a new one from a tree"
 _MAX_SEQUENCE = (1 << 63) - 1
 
 
@@ -231,6 +232,6 @@ class LedgerReader:
             if not state_files.is_corrupted_database(error):
                 raise
             if not self.damage:
-                self.damage = f"{self._name} is damaged: {error}"
+                self.damage = f"{self._name} is damaged: {error}; {DAMAGE_REMEDY}"
                 self.on_damage()
             raise UnavailableError(self.damage) from None

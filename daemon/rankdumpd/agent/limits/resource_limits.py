@@ -18,6 +18,9 @@ from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.slab_folder import SESSION_BYTES, MemoryShares, SlabFolder
 from rankdumpd.settings import AgentSettings
 
+MAX_EARLIER_TREES = 16
+"""Trees without a known session whose disks are in the status."""
+
 
 class ResourceLimits:
     """The use of each limit; safe to use from several threads, and never waits."""
@@ -75,10 +78,15 @@ class ResourceLimits:
         return self._budget.used_bytes, self._budget.limit_bytes
 
     def disks_of(self, sessions: Iterable[RankSession]) -> tuple[DiskStatus, ...]:
-        """Return the disks of the trees of some sessions."""
+        """Return the disks of the trees of some sessions, and of the largest ones of before.
+
+        After a restart no session is known until a rank opens one.
+        """
         unfinished: Counter[Path] = Counter()
         for session in sessions:
             unfinished[session.storage.tree.root] += not session.over
+        for root in self._usage.list_largest_roots(MAX_EARLIER_TREES):
+            unfinished[Path(root)] += 0
         return tuple(self._make_disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:

@@ -162,6 +162,11 @@ class DumpUsage:
         """Return the size of a tree."""
         return max(0, self._roots[root])
 
+    def list_largest_roots(self, count: int) -> list[str]:
+        """Return the roots of the largest trees, at most so many."""
+        with self._lock:
+            return [root for root, taken in self._roots.most_common(count) if taken > 0]
+
     def jobs(self) -> list[tuple[str, int, int]]:
         """Return each job with its size and the number of its removed iterations."""
         with self._lock:

@@ -32,6 +32,7 @@ from rankdump._wire.message_fields import make_fields
 from rankdump.errors import (
     ConfigError,
     CorruptedError,
+    ExhaustedError,
     ForbiddenError,
     ProtocolError,
     RankdumpError,
@@ -63,6 +64,8 @@ class CoordinatorOutage:
     reason: str
     refused: bool
     """Whether the coordinator rejects this agent, or local files are invalid."""
+    is_local: bool = False
+    """Whether this agent cannot enter in its ledger what the coordinator answers."""
 
     def is_worth_logging(self, now_s: float) -> bool:
         """Return whether the outage has lasted long enough to be logged."""
@@ -75,6 +78,7 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
     waits = f"messages waiting: {items:,}, with events: {events:,}"
     wait = waits if items else "no messages are waiting"
     verb = "has rejected this agent" if outage.refused else "has been unreachable"
+    verb = "has been sent the same messages again and again" if outage.is_local else verb
     return f"coordinator {address} {verb} since {since}: {outage.reason}; {wait}"
 
 
@@ -348,6 +352,9 @@ class CoordinatorReporter:
                 self._report()
             except (grpc.RpcError, RankdumpError) as failure:
                 self._handle_failure(failure)
+            except sqlite3.OperationalError as error:
+                why = f"the ledger cannot be written: {error}"
+                self._note_outage(ExhaustedError(why), is_local=True)
             except Exception:
                 _logger.exception("a report to coordinator %s failed", self._address)
             if (self._received, self._careful_to) != (received, careful_to):
@@ -452,7 +459,9 @@ class CoordinatorReporter:
         outage, self._outage = self._outage, None
         if self._logged and outage:
             away_s = self._read_clock_s() - outage.since_s
-            _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
+            what = f"coordinator {self._address} accepts reports"
+            what = "the ledger can be written" if outage.is_local else what
+            _logger.info("%s again after %.0f s", what, away_s)
         self._logged = ""
 
     def _complete_request(
@@ -497,13 +506,14 @@ class CoordinatorReporter:
         # With several items the one at fault is found by sending each alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
 
-    def _note_outage(self, error: RankdumpError) -> None:
+    def _note_outage(self, error: RankdumpError, *, is_local: bool = False) -> None:
         """Remember the outage, and log it when it is new."""
         now_s, before = self._read_clock_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,
             reason=str(error),
             refused=not isinstance(error, RetryableError),
+            is_local=is_local,
         )
         self._outage = outage
         if (

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from rankdump._core.manifest import RetiredIteration
+from rankdump._core.number_ranges import ranges
+from rankdump._core.units import format_bytes
 from rankdump.errors import RankdumpError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
@@ -26,11 +29,37 @@ from rankdumpd.agent.session.registry import SessionRegistry, read_stored_sessio
 from rankdumpd.agent.storage.session_storage import make_session_storage
 from rankdumpd.server.audit_log import AuditCallback, ignore_action
 from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import MetricCounters
 
 CHECK_INTERVAL_S = 30.0
 
+_SETTINGS = {"age": "retain_days", "size": "retain_bytes"}
+"""Settings by the cause of a removal."""
+
 _logger = logging.getLogger(__name__)
+
+
+class _RemovedPart(NamedTuple):
+    """A rank's part of an iteration, removed, with the bytes that its removal freed."""
+
+    retired: RetiredIteration
+    byte_count: int
+
+
+def describe_removed(parts: Iterable[_RemovedPart]) -> Iterator[tuple[str, str]]:
+    """Yield each job of removed parts with a sentence for each cause."""
+    groups: dict[tuple[str, str], list[_RemovedPart]] = {}
+    for part in parts:
+        groups.setdefault((part.retired.job_id, part.retired.why), []).append(part)
+    for (job_id, why), some in groups.items():
+        iterations = {part.retired.iteration for part in some}
+        ranks = len({part.retired.rank for part in some})
+        size = format_bytes(sum(part.byte_count for part in some))
+        what = f"iteration{'s' * (len(iterations) > 1)} {ranges(iterations)}"
+        whose = f"{ranks} rank{'s' * (ranks > 1)}"
+        setting = _SETTINGS.get(why, why)
+        yield job_id, f"job {job_id}: {what} of {whose} removed, {size}: {setting}"
 
 
 class RetentionManager:
@@ -56,6 +85,8 @@ class RetentionManager:
         self._counters = counters or MetricCounters()
         self.thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
+        self._removed: list[_RemovedPart] = []
+        """What the present pass has removed."""
 
     def findings(self) -> list[str]:
         """Return why old iterations cannot be removed, one sentence or none."""
@@ -63,6 +94,14 @@ class RetentionManager:
 
     def remove_due(self) -> int:
         """Finish removals that were begun, then remove due iterations; return how many."""
+        try:
+            return self._remove_due()
+        finally:
+            for job_id, text in describe_removed(self._removed):
+                _logger.info("%s", text, extra={"job": job_id})
+            self._removed.clear()
+
+    def _remove_due(self) -> int:
         problems: list[str] = []
         for left in self._ledger.retention.unfinished():
             self._try_step(partial(self._finish, left), problems)
@@ -141,7 +180,11 @@ class RetentionManager:
         self._counters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
         self._audit("retired", {**begun.about, "session": begun.session_id, "root": root})
-        _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
+        self._removed.append(_RemovedPart(part.retired, begun.byte_count))
+        log_about(_logger, part.retired, iteration=begun.iteration).debug(
+            "job %s, rank %d: iteration %d was removed",
+            *(part.retired.job_id, part.retired.rank, begun.iteration),
+        )
         return True
 
     def _make_part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rankdump._core import selection
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlOrder, describe_operators
+from rankdump._core.number_ranges import ranges
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import (
     Acknowledgement,
@@ -247,6 +248,8 @@ class RankSession:
         self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
+        self._failures: dict[str, set[int]] = {}
+        """Iterations by what failed of them; empty where it is not about iterations."""
         self._baseline_problems: set[str] = set()
         """Kinds of the problems with a baseline that are among the findings."""
         self._warnings: dict[str, None] = {}
@@ -411,6 +414,15 @@ class RankSession:
             new = sentence not in self._findings
             self._findings.setdefault(sentence)
             return new
+
+    def add_failure(self, what: str, iteration: int | None = None) -> bool:
+        """Remember what failed, maybe of an iteration; return whether it is the first time."""
+        with self._lock:
+            is_new = what not in self._failures
+            iterations = self._failures.setdefault(what, set())
+            if iteration is not None:
+                iterations.add(iteration)
+            return is_new
 
     def add_baseline_problem(self, problem: BaselineProblem) -> None:
         """Remember that tensors are stored because the baseline does not say anything of them.
@@ -583,6 +595,14 @@ class RankSession:
             unfinished=tuple(each for each in iterations if not each.complete),
         )
 
+    def _list_failures(self) -> list[str]:
+        with self._lock:
+            failures = {what: tuple(found) for what, found in self._failures.items()}
+        return [
+            f"rank {self.request.rank}, {_name_iterations(iterations)}{what}"
+            for what, iterations in failures.items()
+        ]
+
     def _find_state(self) -> SessionState:
         if self._end:
             return SessionState.CLOSED
@@ -599,9 +619,16 @@ class RankSession:
         """Return the findings about this session."""
         return [
             *self._findings,
+            *self._list_failures(),
             *filter(None, [self.pending.problem]),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
+
+
+def _name_iterations(iterations: Collection[int]) -> str:
+    if not iterations:
+        return ""
+    return f"iteration{'s' * (len(iterations) > 1)} {ranges(iterations)}: "
 
 
 def number_request(session: RankSession, request: SessionRequest) -> SessionRequest:

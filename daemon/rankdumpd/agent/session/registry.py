@@ -50,7 +50,7 @@ from rankdumpd.agent.session.rank_session import (
     prepare_tree,
 )
 from rankdumpd.server import state_files
-from rankdumpd.server.logs import log_about
+from rankdumpd.server.logs import RecentTexts, log_about
 from rankdumpd.server.metrics import MetricCounters
 
 # The id's first characters become part of a file name.
@@ -165,6 +165,9 @@ CONNECT_TIMEOUT_S = 60.0
 """Longest time between opening a session and connecting its stream."""
 
 
+_QUIET_S = 60.0
+"""Time of one line about a rank whose tree cannot be written for the same reason."""
+_recent_problems = RecentTexts(_QUIET_S)
 MAX_CLOSED_SESSIONS = 1024
 MAX_ABSENT_RANKS = 64
 """Ranks that never connected and are reported as findings."""
@@ -439,9 +442,11 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
         if not state_files.is_transient(error):
             raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
-            log_about(_logger, request).warning(
-                "rank %d: %s at present: %s", request.rank, message, error
-            )
+            text = f"rank {request.rank}: {message} at present: {error}"
+            # The rank tries again at once, and then every few seconds.
+            is_new = _recent_problems.is_new(f"{request.job_id}: {text}")
+            level = logging.WARNING if is_new else logging.DEBUG
+            log_about(_logger, request).log(level, "%s", text)
             raise UnavailableError(f"{message} at present: {error}") from None
         # Space may be freed while the job runs; until then its records are counted as dropped.
         session.has_metadata = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -270,6 +270,15 @@ class RingReader:
         except ValueError as error:
             # The rank overwrote the agent's own field.
             self._fault = ProtocolError(f"slab {self.slab.path}: {error}")
+
+
+def iter_unread_sizes(slab: SlabFile, after: int) -> Iterator[int]:
+    """Yield the bytes of each published frame after a number; CorruptedError for a damaged one."""
+    for entry in SlabReader(slab).read_entries():
+        # Entries without a seal have their number in the frame alone.
+        number = entry.sequence or _parse_frame(entry).sequence
+        if number > after:
+            yield len(entry.frame) + entry.data_bytes
 
 
 def _parse_frame(entry: SlabEntry) -> agent_pb2.Frame:

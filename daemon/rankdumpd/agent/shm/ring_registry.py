@@ -90,6 +90,13 @@ class RingRegistry:
         """Return how full the fullest ring is, between 0 and 1."""
         return max((each.ring.filled_share for each in list(self._rings.values())), default=0.0)
 
+    def count_unread(self) -> int:
+        """Return how many ranks have exited and have frames in shared memory that are needed."""
+        return sum(
+            each.ring.filled_share > 0 and not each.session.live and not each.ring.slab.in_use()
+            for each in list(self._rings.values())
+        )
+
     def grant(self, session: RankSession) -> SlabPlace | None:
         """Return the slab that a session can continue with, or a new one.
 

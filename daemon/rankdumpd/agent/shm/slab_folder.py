@@ -12,14 +12,16 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankdump._core.log_once import LogOnce
+from rankdump._core.units import format_bytes, format_count
 from rankdump._shm.slab_format import compute_slab_bytes
 from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
 from rankdumpd.agent.records import FileDescriptor
+from rankdumpd.agent.shm.ring_reader import iter_unread_sizes
 from rankdumpd.agent.shm.slab_file import UNFINISHED_SUFFIX, SlabFile, make_slab, open_slab
 from rankdumpd.server.state_files import make_group_folder
 
@@ -156,6 +158,7 @@ class SlabFolder:
         self._lock = threading.Lock()
         self._lengths: dict[str, int] = {}
         self._warnings = LogOnce(_logger)
+        self._losses: list[str] = []
         self._stopping = threading.Event()
         self._lock_file = self._lock_folder()
 
@@ -225,16 +228,45 @@ class SlabFolder:
         slab.remove()
         self._forget(session_id)
 
-    def remove_strays(self, needed: Collection[str]) -> None:
-        """Remove slabs of earlier processes that no session and no process needs."""
+    def remove_strays(
+        self, needed: Collection[str], find_last_committed: Callable[[str], int | None]
+    ) -> None:
+        """Remove slabs of earlier processes that no session and no process needs.
+
+        `find_last_committed` returns the highest number of a session's committed frames; None for a
+        session that the ledger does not know.
+        """
         if self._folder is None or not self._folder.is_dir():
             return
         for path in self._folder.glob(f"*{SLAB_SUFFIX}"):
-            if parse_session_id(path.name) not in needed and not _is_in_use(path):
-                _logger.info("removing %s, which no session needs", path)
+            session_id = parse_session_id(path.name)
+            if session_id not in needed and not _is_in_use(path):
+                self._note_stray(path, find_last_committed(session_id))
                 _remove_file(path)
         for path in self._folder.glob(f"*{UNFINISHED_SUFFIX}"):
             _remove_file(path)
+
+    def findings(self) -> list[str]:
+        """Return what was lost with slabs of earlier processes, a sentence each."""
+        return list(self._losses)
+
+    def _note_stray(self, path: Path, last_committed: int | None) -> None:
+        frames, byte_count = _count_unread(path, last_committed or 0)
+        if not frames:
+            _logger.info("removing %s, which no session needs", path)
+            return
+        why = "its rank was lost more than a day ago"
+        if last_committed is None:
+            why = (
+                "its session is not in the ledger: that is a new one, or an agent with another "
+                "agent.state_dir had this runtime folder"
+            )
+        sentence = (
+            f"{path} is removed with {format_count(frames, 'frame')} ({format_bytes(byte_count)}) "
+            f"that nobody had read: {why}"
+        )
+        _logger.warning("%s", sentence, extra={"session": parse_session_id(path.name)})
+        self._losses.append(sentence)
 
     def stop(self) -> None:
         """Abandon the slabs that are being made."""
@@ -303,6 +335,19 @@ def _remove_file(path: Path) -> None:
     except OSError as error:
         # It costs memory, and does no other harm.
         _logger.warning("%s cannot be removed: %s", path, error)
+
+
+def _count_unread(path: Path, after: int) -> tuple[int, int]:
+    """Return how many frames with higher numbers a slab has, and their bytes, as far as they can
+    be read.
+    """
+    frames = byte_count = 0
+    with contextlib.suppress(OSError, CorruptedError):
+        slab = open_slab(path)
+        for size in iter_unread_sizes(slab, after) if slab else ():
+            frames += 1
+            byte_count += size
+    return frames, byte_count
 
 
 def _is_in_use(path: Path) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import resource
 import stat
 import threading
 from collections import OrderedDict
@@ -20,6 +22,8 @@ from rankdump._core.bounded_cache import remember
 from rankdumpd.agent.records import FileDescriptor
 
 MAX_OPEN_FOLDERS = 256
+_MAX_SHARE_OF_DESCRIPTORS = 0.25
+"""Ranks, slabs and the files that are being written need the others."""
 _ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # No plan has this mode, and no umask removes a bit of it: a folder of this mode was made by a
@@ -47,6 +51,7 @@ class OpenFolderCache:
     """The folders that a process opened last; safe to use from several threads."""
 
     def __init__(self, max_folders: int = MAX_OPEN_FOLDERS) -> None:
+        """Keep at most so many, and at most a quarter of the descriptors of the process."""
         self._max_folders = max_folders
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
@@ -72,14 +77,31 @@ class OpenFolderCache:
     def hold(self, root: str, folder: str, opened: FileDescriptor) -> None:
         """Keep a folder; the one that was not used for longest is removed."""
         status = os.fstat(opened.number)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The limit may be changed while the process runs; a negative one is no limit.
+        most = int(descriptors * _MAX_SHARE_OF_DESCRIPTORS) if descriptors >= 0 else math.inf
         with self._lock:
             self._held[root, folder] = _OpenFolder(opened, (status.st_dev, status.st_ino))
             self._held.move_to_end((root, folder))
-            if len(self._held) > self._max_folders:
+            while len(self._held) > min(self._max_folders, most):
                 self._held.popitem(last=False)
+
+    def clear(self) -> bool:
+        """Keep no folder any longer; return whether one was kept."""
+        with self._lock:
+            held, self._held = self._held, OrderedDict()
+        return bool(held)
 
 
 _OPEN_FOLDERS = OpenFolderCache()
+
+
+def release_open_folders() -> bool:
+    """Close the folders that are only kept open for later; return whether there were any.
+
+    Where no descriptor is left, a file can be opened in their place.
+    """
+    return _OPEN_FOLDERS.clear()
 
 
 class TreeFolders:

@@ -47,7 +47,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.baseline import BaselineIndex, TensorIdentity, make_identity
-from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.folders import OutsideRootError, release_open_folders
 from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
@@ -55,11 +55,11 @@ from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 NAME_TAKEN = "name_taken"
 """Drop reason: another tensor of the dump has the same file name."""
 
+_NO_DESCRIPTOR_ERRNOS = (errno.EMFILE, errno.ENFILE)
 _REASONS = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
-    errno.EMFILE: "no_descriptors",
-    errno.ENFILE: "no_descriptors",
+    **dict.fromkeys(_NO_DESCRIPTOR_ERRNOS, "no_descriptors"),
 }
 
 RESENT = "resent"
@@ -174,16 +174,27 @@ class RecordWriter:
         return _FileDraft(record, place, (*head, *pack_part(codec, elements)), membership)
 
     def _write_files(self, files: Sequence[_FileDraft]) -> list[RecordOutcome]:
-        outcomes: list[RecordOutcome] = []
-        small: dict[str, list[_FileDraft]] = {}
-        for file in files:
+        made = self._put_files(files)
+        lacking = [number for number, each in enumerate(made) if _has_no_descriptor(each)]
+        if lacking and release_open_folders():
+            again = self._put_files([files[number] for number in lacking])
+            for number, each in zip(lacking, again, strict=True):
+                made[number] = each
+        return list(map(self._make_outcome, files, made))
+
+    def _put_files(self, files: Sequence[_FileDraft]) -> list[FileStamp | OSError]:
+        """Return the stamp of each file, or why there is none."""
+        made: dict[int, FileStamp | OSError] = {}
+        small: dict[str, list[int]] = {}
+        for number, file in enumerate(files):
             if sum(map(len, file.parts)) <= SMALL_FILE_BYTES:
-                small.setdefault(file.place.folder, []).append(file)
+                small.setdefault(file.place.folder, []).append(number)
             else:
-                outcomes.append(self._make_outcome(file, self._put_large(file)))
-        for folder, some in small.items():
-            outcomes += map(self._make_outcome, some, self._put_small(folder, some))
-        return outcomes
+                made[number] = self._put_large(file)
+        for folder, numbers in small.items():
+            stamps = self._put_small(folder, [files[number] for number in numbers])
+            made.update(zip(numbers, stamps, strict=True))
+        return [made[number] for number in range(len(files))]
 
     def _put_small(self, folder: str, files: Sequence[_FileDraft]) -> Sequence[FileStamp | OSError]:
         if any(file.place.mapped_from for file in files):
@@ -414,6 +425,10 @@ def find_write_reason(error: OSError) -> str:
     if isinstance(error, OutsideRootError):
         return "outside_root"
     return _REASONS.get(error.errno or 0, "write_error")
+
+
+def _has_no_descriptor(made: FileStamp | OSError) -> bool:
+    return isinstance(made, OSError) and made.errno in _NO_DESCRIPTOR_ERRNOS
 
 
 MAX_ORIGINALS = 32_768

@@ -72,8 +72,10 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     # When the tree was removed and made again, this lock is on a removed file.
     if held is not None and os.fstat(held.number).st_nlink:
         return held
+    problem = "its lock file cannot be opened"
     try:
         held = tree.open_lock_file(STATE_FOLDER, TREE_LOCK_FILE, make=make)
+        problem = "file locks are not supported there"
         fcntl.flock(held.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         message = "the tree is being repaired (rankdump fsck --repair)"
@@ -85,8 +87,8 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        message = "file locks are not supported here; writing without the tree lock"
-        _warnings.log(logging.WARNING, f"{root}: {message}: {error}", about=root)
+        message = f"{root} is written without the tree lock: {problem}: {error.strerror or error}"
+        _warnings.log(logging.WARNING, message, about=root)
         return None
     with _guard:
         _locks_by_root[root] = held

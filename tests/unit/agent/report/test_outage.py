@@ -17,6 +17,8 @@ SINCE_S = datetime.datetime(2026, 11, 20, 9, 14, 3).timestamp()
 AWAY = CoordinatorOutage(SINCE_S, "connection refused", refused=False)
 REFUSED = CoordinatorOutage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
 
+FULL = CoordinatorOutage(SINCE_S, "the ledger cannot be written", refused=False, is_local=True)
+
 
 def test_describe_outage_names_items_start_and_cause():
     assert describe_outage("c:7421", AWAY, items=1042, events=120_000) == (
@@ -26,6 +28,10 @@ def test_describe_outage_names_items_start_and_cause():
     assert describe_outage("c:7421", REFUSED, items=0, events=0) == (
         "coordinator c:7421 has rejected this agent since 2026-11-20 09:14:03: the "
         "certificate of 'n' is revoked; no messages are waiting"
+    )
+    assert describe_outage("c:7421", FULL, items=2, events=0) == (
+        "coordinator c:7421 has been sent the same messages again and again since 2026-11-20 "
+        "09:14:03: the ledger cannot be written; messages waiting: 2, with events: 0"
     )
 
 

@@ -162,7 +162,7 @@ class TestSlabFolder:
             SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         assert [path.name for path in folder.iterdir()] == ["a.slab"]
         first.leave()
-        SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY).remove_strays(())
+        SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY).remove_strays((), lambda _: None)
         assert list(folder.iterdir()) == []
 
     def test_locks_folder_that_was_removed_meanwhile(self, tmp_path: Path, monkeypatch):
@@ -192,7 +192,7 @@ class TestSlabFolder:
         assert found
         assert found.path.samefile(slab.path)
         assert slabs.find("a", secret_hash="f" * 64) is None
-        slabs.remove_strays({"a"})
+        slabs.remove_strays({"a"}, lambda _: None)
         assert slab.path.exists()
         assert parse_session_id(slab.path.name) == parse_session_id("a.slab") == "a"
 
@@ -213,7 +213,7 @@ class TestSlabFolder:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(holder, fcntl.F_OFD_SETLK, lock)
         slabs = SlabFolder(tmp_path, group=-1, ring_bytes=GIB, memory=ROOMY)
-        slabs.remove_strays({"needed"})
+        slabs.remove_strays({"needed"}, lambda _: None)
         assert {path.name for path in tmp_path.iterdir()} == {"needed.slab", "used.slab"}
         os.close(holder)
 

@@ -135,6 +135,16 @@ def test_open_folder_cache_bounds_and_closes_descriptors(tmp_path):
     assert os.fstat(mine.number).st_ino == (tmp_path / "a" / "b").stat().st_ino
 
 
+def test_open_folder_cache_takes_a_quarter_of_the_descriptors(tmp_path, monkeypatch):
+    """Ranks and their slabs need the others."""
+    monkeypatch.setattr(folders.resource, "getrlimit", lambda _: (40, 80))
+    some = TreeFolders(tmp_path, mode=0o750, synced=False, held=OpenFolderCache())
+    before = descriptors()
+    for number in range(20):
+        some.open(f"c/{number}", make=True)
+    assert descriptors() == before + 10
+
+
 def test_folders_may_be_made_by_many_threads(tmp_path):
     """All get the same one, of the mode of the tree."""
     some = TreeFolders(tmp_path, mode=0o2775, synced=True, held=OpenFolderCache())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import resource
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,6 +91,33 @@ def files(root: Path) -> list[Path]:
 
 LARGE = {"shape": (1 << 16,), "byte_count": 1 << 18}
 DATA = bytes(1 << 17) + bytes(range(256)) * (1 << 9)
+
+
+@pytest.fixture
+def descriptors() -> Iterator[Callable[[], None]]:
+    """Leave no free descriptor, until the end of the test."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def exhaust() -> None:
+        lowest = os.open("/dev/null", os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+
+    yield exhaust
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("fields", [{}, LARGE])
+def test_folders_that_are_kept_open_give_way_to_files(make_head, tmp_path, descriptors, fields):
+    """No tensor is dropped for descriptors that are only held to open files faster."""
+    writer = writer_of(tree(tmp_path))
+    for iteration in range(5):
+        assert write_record(writer, make_head(iteration=iteration)).path
+    descriptors()
+    head = make_head(iteration=5, **fields)
+    outcome = write_record(writer, head, data=DATA if fields else b"123456")
+    assert (outcome.status, outcome.reason) == (RecordStatus.STORED, "")
+    assert (tmp_path / outcome.path).is_file()
 
 
 @pytest.mark.parametrize("cause", ["", "ring_half_full"])

@@ -1,14 +1,19 @@
-"""Tests of claim_tree_context: no two ranks get the same time for their folders."""
+"""Tests of the lock on a tree, and of claim_tree_context: no two ranks get the same time for their
+folders.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
 from rankdump._layout.tree_paths import TreeContext
 from rankdumpd.agent.storage.tree import DumpTree
-from rankdumpd.agent.storage.tree_lock import claim_tree_context
+from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 
 def tree_of(root: Path) -> DumpTree:
@@ -49,3 +54,34 @@ def test_failed_claim_keeps_start_time(tmp_path, caplog):
     stand = TreeContext(str(tmp_path / "file"), 0, "20261231235959")
     assert claim_tree_context(tree_of(tmp_path / "file"), stand, job_id="job", rank=0) == stand
     assert len(caplog.records) == 2
+
+
+def fail_with(code: int):
+    def fail(*_args, **_named):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_tree_on_a_disk_that_is_read_only_is_not_written_without_lock(tmp_path, monkeypatch):
+    """A repair could begin meanwhile: the disk may be writable again in a second."""
+    tree = tree_of(tmp_path)
+    monkeypatch.setattr(tree, "open_lock_file", fail_with(errno.EROFS))
+    with pytest.raises(OSError, match="Read-only file system"):
+        TreeLock(tree).acquire()
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [(errno.EACCES, "its lock file cannot be opened"), (errno.ENOLCK, "file locks are not")],
+)
+def test_warning_says_why_a_tree_has_no_lock(tmp_path, monkeypatch, caplog, code, problem):
+    tree = tree_of(tmp_path)
+    if code == errno.ENOLCK:
+        monkeypatch.setattr(fcntl, "flock", fail_with(code))
+    else:
+        monkeypatch.setattr(tree, "open_lock_file", fail_with(code))
+    TreeLock(tree).acquire()
+    (line,) = caplog.messages
+    assert line.startswith(f"{tmp_path} is written without the tree lock: {problem}")
+    assert line.endswith(os.strerror(code))
