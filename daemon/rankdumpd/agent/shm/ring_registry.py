@@ -93,7 +93,7 @@ class RingRegistry:
     def count_unread(self) -> int:
         """Return how many ranks have exited and have frames in shared memory that are needed."""
         return sum(
-            each.ring.filled_share > 0 and not each.session.live and not each.ring.slab.in_use()
+            each.ring.filled_share > 0 and not each.session.live and not each.ring.slab.is_in_use()
             for each in list(self._rings.values())
         )
 
