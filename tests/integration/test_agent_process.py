@@ -158,8 +158,8 @@ def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
     daemon = make_daemon()
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
-    assert second.returncode == 2
-    assert "no other agent has its slabs" in second.stderr
+    assert second.returncode == 1
+    assert "has the slabs of another agent" in second.stderr
     daemon.wait_serving()
 
 
@@ -168,8 +168,8 @@ def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
     make_daemon()
     state = str(short_dir / "state")
     second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)
-    assert second.returncode == 2
-    assert "no other agent" in second.stderr
+    assert second.returncode == 1
+    assert "used by another agent" in second.stderr
     assert second.stderr.count("\n") == 1
 
 

@@ -27,7 +27,7 @@ from support.worker_host import WorkerHost, dump
 
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.session import registry
@@ -188,7 +188,7 @@ def test_metrics_page_is_off_by_default_and_loopback_without_tls():
 
 def test_metrics_port_in_use_is_reported(page_of):
     taken = page_of().endpoint.address
-    with pytest.raises(ConfigError, match="free"):
+    with pytest.raises(UnavailableError, match=r"metrics\.listen: .*: Address already in use"):
         MetricsEndpoint(taken, ProcessMetrics(()), TlsSettings()).start()
 
 

@@ -19,9 +19,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rankdump._core.daemon_endpoint import is_loopback
+from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
 from rankdump._wire.channel import get_status_code
-from rankdump.errors import ConfigError, RankdumpError, RetryableError
+from rankdump.errors import ConfigError, RankdumpError, RetryableError, UnavailableError
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
@@ -166,25 +166,54 @@ def parse_socket_path(address: str) -> Path | None:
 
 
 def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> str:
+    _check_bindable(address)
     try:
         if tls:
             port = server.add_secure_port(address, tls.build_server_credentials())
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise _build_address_error(address, str(error)) from None
+        raise _build_bind_error(address, str(error)) from None
     if port == 0:
-        raise _build_address_error(address, "the port cannot be bound")
+        raise _build_bind_error(address, "the port cannot be bound")
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_bindable(address: str) -> None:
+    """Raise UnavailableError with the system's reason where no address of a host can be bound.
+
+    gRPC would say only that it failed, after a line of its own on standard error.
+    """
+    host, port = parse_tcp_address(address) or ("", 0)
+    fault: OSError | None = None
+    try:
+        for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+                return
+            except OSError as error:
+                fault = error
+    except socket.gaierror as error:
+        fault = error
+    except UnicodeError as error:
+        raise _build_bind_error(address, str(error)) from None
+    if fault:
+        raise _build_bind_error(address, fault.strerror or str(fault))
 
 
 def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
     # Connecting needs write permission, so others cannot connect before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
         server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise _build_address_error(str(path), str(error)) from None
+    except (OSError, RuntimeError) as error:
+        cause = isinstance(error, OSError) and error.strerror
+        raise _build_bind_error(str(path), cause or str(error)) from None
     finally:
         os.umask(earlier)
     _give_to_group(path, group, _SOCKET_MODE)
@@ -193,8 +222,11 @@ def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
 
 def _prepare_socket_path(path: Path, group: int) -> None:
     if not path.parent.is_dir():
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(_PRIVATE_MODE)
+        try:
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(_PRIVATE_MODE)
+        except OSError as error:
+            raise _build_bind_error(str(path), f"{path.parent}: {error.strerror}") from None
         _give_to_group(path.parent, group, _FOLDER_MODE)
     elif path.parent.stat().st_mode & stat.S_IWOTH:
         allowed = "a socket in a folder that only its owner and group may write to"
@@ -214,12 +246,13 @@ def _prepare_socket_path(path: Path, group: int) -> None:
             path.unlink()
             return
         except OSError as error:
-            raise _build_address_error(str(path), str(error)) from None
-    raise _build_address_error(str(path), "another server listens at it")
+            raise _build_bind_error(str(path), error.strerror or str(error)) from None
+    raise _build_bind_error(str(path), "another server listens at it")
 
 
-def _build_address_error(address: str, cause: str) -> ConfigError:
-    return ConfigError("listen", "", address, f"an address that is free ({cause})")
+def _build_bind_error(address: str, cause: str) -> UnavailableError:
+    # No ConfigError: the network or the end of another process may make the address usable.
+    return UnavailableError(f"listen: {address} cannot be bound: {cause}")
 
 
 def _give_to_group(path: Path, group: int, mode: int) -> None:

@@ -24,7 +24,7 @@ from rankdump._core.log_once import LogOnce
 from rankdump._core.status import MetricSample
 from rankdump._http.server_guard import HttpsGuard
 from rankdump._wire import status_messages
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server import lifecycle
 from rankdumpd.server.audit_log import AuditLog
@@ -221,7 +221,9 @@ class MetricsEndpoint(lifecycle.Component):
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def start(self) -> None:
-        """Listen; ConfigError when the port is taken, or a module is not installed."""
+        """Listen; UnavailableError when that is not possible now, ConfigError when a module is not
+        installed.
+        """
         try:
             from rankdump._http.http_server import bind_listener
         except ModuleNotFoundError as error:
@@ -230,8 +232,10 @@ class MetricsEndpoint(lifecycle.Component):
         try:
             listening = bind_listener(self._host, self._port)
         except OSError as error:
-            allowed = f"an address that is free ({error.strerror})"
-            raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
+            cause = error.strerror or str(error)
+            raise UnavailableError(
+                f"metrics.listen: {self.address} cannot be bound: {cause}"
+            ) from None
         self._port = listening.getsockname()[1]
         self._server = self._build_server(listening)
         if self._pages:

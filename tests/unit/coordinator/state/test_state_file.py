@@ -121,7 +121,7 @@ def test_write_commits_all_rows_or_none(state) -> None:
 
 def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
     """A second process, a later version and a missing folder are each an error in one line."""
-    with pytest.raises(ConfigError, match="no other coordinator"):
+    with pytest.raises(UnavailableError, match="used by another coordinator"):
         CoordinatorState(tmp_path)
     state.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as base:
