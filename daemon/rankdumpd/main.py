@@ -30,7 +30,8 @@ from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server import lifecycle, logs, machine
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.worker_pipe import WorkerPipe
-from rankdumpd.settings import AgentSettings, DaemonSettings, load_settings
+from rankdumpd.settings import AgentSettings, DaemonSettings, load_settings, name_source
+from rankdumpd.settings_checks import check_agent_settings, check_coordinator_settings
 from rankdumpd.start_checks import StartWarning, check_certificates, check_coordinator, check_health
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ _check = click.option(
     "--check-config",
     is_flag=True,
     help="Print the resolved settings, and on standard error the problems with certificates and "
-    "coordinator; exit with status 1 if one of them needs a change.",
+    "coordinator; exit with status 1 if one of them needs a change, and with 2 if the daemon would "
+    "not start.",
 )
 _workers = click.option(
     "--workers", type=int, help="Number of worker processes over which ranks are distributed."
@@ -73,10 +75,17 @@ def agent(
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # The supervisor of a worker has checked the certificates.
+        # The supervisor of a worker has checked settings and certificates.
         _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
-    _execute(config, check_config, serve, override, reports_to=lambda own: own.agent.coordinator)
+    _execute(
+        config,
+        check_config,
+        serve,
+        override,
+        check=check_agent_settings,
+        reports_to=lambda own: own.agent.coordinator,
+    )
 
 
 @main.command()
@@ -84,7 +93,13 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge the events that the agents of jobs report into one execution order."""
-    _execute(config, check_config, serve_coordinator, reports_to=lambda _: "")
+    _execute(
+        config,
+        check_config,
+        serve_coordinator,
+        check=check_coordinator_settings,
+        reports_to=lambda _: "",
+    )
 
 
 @main.command()
@@ -129,7 +144,14 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, override, reports_to=lambda _: "")
+    _execute(
+        config,
+        check_config,
+        serve,
+        override,
+        check=check_agent_settings,
+        reports_to=lambda _: "",
+    )
 
 
 @main.command()
@@ -224,12 +246,17 @@ def _execute(
     change: Callable[[DaemonSettings], DaemonSettings] = lambda settings: settings,
     *,
     who: str = "",
+    check: Callable[[DaemonSettings], None] = lambda _: None,
     reports_to: Callable[[DaemonSettings], str] | None = None,
 ) -> None:
     """Check or serve; without `reports_to` only the settings are checked."""
 
     def reread(environ: Mapping[str, str]) -> DaemonSettings:
-        return change(load_settings(config, environ))
+        settings = load_settings(config, environ)
+        with name_source(config, environ):
+            settings = change(settings)
+            check(settings)
+        return settings
 
     try:
         settings = reread(os.environ)

@@ -184,6 +184,15 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
         return aggregate_samples(found)
 
 
+def parse_metrics_address(address: str, *, has_tls: bool) -> tuple[str, int]:
+    """Return host and port; ConfigError for no address, and for one that is open to all hosts."""
+    found = parse_tcp_address(address)
+    if found is None or not (has_tls or is_loopback(address)):
+        allowed = "host:port on loopback, or any host:port with certificates ([tls])"
+        raise ConfigError("settings", "metrics.listen", address, allowed)
+    return found
+
+
 class MetricsEndpoint(lifecycle.Component):
     """Metrics and health over HTTP or, with certificates, over HTTPS for roles that may read; the
     last component to stop.
@@ -203,11 +212,7 @@ class MetricsEndpoint(lifecycle.Component):
         """`explain_fault` returns why the daemon is not well. ConfigError when the address would
         be open to all hosts, or certificates cannot be read.
         """
-        found = parse_tcp_address(address)
-        if found is None or not (tls.on or is_loopback(address)):
-            allowed = "host:port on loopback, or any host:port with certificates ([tls])"
-            raise ConfigError("settings", "metrics.listen", address, allowed)
-        self._host, self._port = found
+        self._host, self._port = parse_metrics_address(address, has_tls=tls.on)
         self._certificates = ServerCertificates(tls) if tls.on else None
         self._guard = build_guard(tls) if tls.on else None
         self._metrics, self._explain_fault, self._pages = metrics, explain_fault, pages
