@@ -4,11 +4,13 @@ codes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -200,7 +202,7 @@ def ingest(
         machine.lower_priority(settings.agent.nice)
         return run_ingest(task, follow=follow, until_idle_s=until_idle, progress=progress)
 
-    _execute(None, False, serve)
+    _execute(None, False, serve, is_daemon=False)
 
 
 @main.command()
@@ -219,7 +221,7 @@ def rebuild(tree: Path, state_dir: Path) -> None:
         )
         return 0
 
-    _execute(None, False, serve)
+    _execute(None, False, serve, is_daemon=False)
 
 
 @main.command()
@@ -248,8 +250,12 @@ def _execute(
     who: str = "",
     check: Callable[[DaemonSettings], None] = lambda _: None,
     reports_to: Callable[[DaemonSettings], str] | None = None,
+    is_daemon: bool = True,
 ) -> None:
-    """Check or serve; without `reports_to` only the settings are checked."""
+    """Check or serve; without `reports_to` only the settings are checked.
+
+    A daemon logs the error that ends it; that of a command is for the person who gave it.
+    """
 
     def reread(environ: Mapping[str, str]) -> DaemonSettings:
         settings = load_settings(config, environ)
@@ -258,7 +264,7 @@ def _execute(
             check(settings)
         return settings
 
-    try:
+    with _exit_on_error(who) as errors:
         settings = reread(os.environ)
         warnings: list[StartWarning] = []
         if reports_to is not None:
@@ -268,14 +274,37 @@ def _execute(
                 _check_settings(settings, warnings, reports_to(settings) if reports_to else "")
             )
         logs.set_up_logging(settings.log, os.environ, who=who)
+        errors.are_logged = is_daemon
         for warning in warnings:
             _logger.error("%s", warning.text)
-        sys.exit(serve(settings, reread))
-    except ConfigError as error:
-        click.echo(f"rankdumpd: {who}{error}", err=True)
-        sys.exit(_EXIT_USAGE)
+        with name_source(config, os.environ):
+            sys.exit(serve(settings, reread))
+
+
+@dataclass(slots=True)
+class _FatalErrors:
+    """Where the error that ends this process is told."""
+
+    are_logged: bool = False
+    """In the log, which is set up; else on a plain line."""
+
+
+@contextlib.contextmanager
+def _exit_on_error(who: str) -> Generator[_FatalErrors]:
+    """End the process with a status and one line when the block raises an error."""
+    errors = _FatalErrors()
+    try:
+        yield errors
     except RankdumpError as error:
-        click.echo(f"rankdumpd: {who}{error}", err=True)
+        if errors.are_logged:
+            _logger.critical("%s", error)
+        else:
+            click.echo(f"rankdumpd: {who}{error}", err=True)
+        sys.exit(_EXIT_USAGE if isinstance(error, ConfigError) else _EXIT_FAILED)
+    except Exception:
+        if not errors.are_logged:
+            raise
+        _logger.critical("an unexpected error ends this process", exc_info=True)
         sys.exit(_EXIT_FAILED)
 
 

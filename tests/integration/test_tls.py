@@ -650,7 +650,7 @@ def test_unusable_audit_file_ends_the_start(short_dir: Path):
         timeout=WAIT_S,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("rankdumpd: settings: log.audit: ")
+    assert " CRITICAL rankdumpd.main: environment: log.audit: " in done.stderr.splitlines()[-1]
 
 
 def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess.CompletedProcess:

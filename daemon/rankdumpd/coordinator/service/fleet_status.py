@@ -151,7 +151,7 @@ class StateWriter:
         except RankdumpError:
             raise
         except Exception as error:
-            raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
+            raise CorruptedError(f"{self._state.path} is damaged: {error!r}") from error
 
     def write_changes(self) -> None:
         """Write the changes of the store, and acknowledge them."""
@@ -169,7 +169,7 @@ class StateWriter:
             self.problem = str(error)
             return
         if self.problem:
-            _logger.warning("coordinator.sqlite was written again: %d rows", len(rows))
+            _logger.warning("%s was written again: %d rows", self._state.path, len(rows))
         self.problem = ""
         self._store.mark_committed(rows.values())
 
