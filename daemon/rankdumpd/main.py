@@ -17,7 +17,7 @@ import click
 
 from rankdump._cli.version_option import add_version_option
 from rankdump._core.daemon_endpoint import DaemonFolder, parse_tcp_address
-from rankdump._wire.channel import TlsCredentials
+from rankdump._wire.channel import TlsCredentials, read_credentials
 from rankdump.errors import ConfigError, RankdumpError
 from rankdumpd.certs.command import certs
 from rankdumpd.composition import (
@@ -227,8 +227,10 @@ def rebuild(tree: Path, state_dir: Path) -> None:
 @main.command()
 @click.argument("address", default=AgentSettings().listen)
 def health(address: str) -> None:
-    """Exit with status 0 if a daemon of this host serves at ADDRESS, else 1; for probes."""
-    fault = check_health(address)
+    """Exit with status 0 if a daemon serves at ADDRESS, else 1; for probes. Over TLS it needs the
+    variables RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT and RANKDUMP_TLS_KEY.
+    """
+    fault = check_health(address, read_credentials(os.environ))
     if fault:
         click.echo(f"rankdumpd: {address}: {fault}", err=True)
         sys.exit(_EXIT_FAILED)
