@@ -32,7 +32,13 @@ from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server import lifecycle, logs, machine
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.worker_pipe import WorkerPipe
-from rankdumpd.settings import AgentSettings, DaemonSettings, load_settings, name_source
+from rankdumpd.settings import (
+    AgentSettings,
+    DaemonSettings,
+    describe_ignored_variables,
+    load_settings,
+    name_source,
+)
 from rankdumpd.settings_checks import check_agent_settings, check_coordinator_settings
 from rankdumpd.start_checks import StartWarning, check_certificates, check_coordinator, check_health
 
@@ -51,9 +57,9 @@ _config = click.option("--config", type=click.Path(path_type=Path), help="TOML f
 _check = click.option(
     "--check-config",
     is_flag=True,
-    help="Print the resolved settings, and on standard error the problems with certificates and "
-    "coordinator; exit with status 1 if one of them needs a change, and with 2 if the daemon would "
-    "not start.",
+    help="Print the resolved settings, and on standard error the problems with variables, "
+    "certificates and coordinator; exit with status 1 if one of them needs a change, and with 2 if "
+    "the daemon would not start.",
 )
 _workers = click.option(
     "--workers", type=int, help="Number of worker processes over which ranks are distributed."
@@ -270,6 +276,7 @@ def _execute(
         settings = reread(os.environ)
         warnings: list[StartWarning] = []
         if reports_to is not None:
+            warnings += map(StartWarning, describe_ignored_variables(os.environ))
             warnings += check_certificates(settings.tls, reports_to=reports_to(settings))
         if check_only:
             sys.exit(

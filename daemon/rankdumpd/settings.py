@@ -12,12 +12,12 @@ import difflib
 import importlib
 import json
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnknownKey
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -368,13 +368,31 @@ def _parse_variable(variable: str, text: str, default: object) -> object:
         raise ConfigError(_ENVIRONMENT, variable, text, _TYPE_NAMES[kind]) from None
 
 
+def describe_ignored_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that looks like a setting and is none.
+
+    They are no error: Kubernetes makes such names, without `__`, from the name of a service.
+    """
+    known = _list_variables()
+    return [
+        f"the variable {name} is ignored, as no setting has it; nearest: "
+        f"{_find_nearest(name, known)}"
+        for name in environ
+        if name.startswith(ENVIRONMENT_PREFIX) and not _is_own_variable(name)
+    ]
+
+
 def _check_environment(environ: Mapping[str, str]) -> None:
-    known = [
+    given = dict.fromkeys(filter(_is_own_variable, environ), "")
+    _check_names(_ENVIRONMENT, "", given, _list_variables())
+
+
+def _list_variables() -> list[str]:
+    return [
         _build_variable_name(section, field.name)
         for section, kind in _SECTIONS.items()
         for field in dataclasses.fields(kind)
     ]
-    _check_names(_ENVIRONMENT, "", dict.fromkeys(filter(_is_own_variable, environ), ""), known)
 
 
 def _build_variable_name(section: str, key: str) -> str:
@@ -391,10 +409,12 @@ def _check_names(
     names = list(known)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-            raise ConfigError(
-                source, f"{prefix}{name}", "unknown key", f"{', '.join(names)}; nearest: {near[0]}"
-            )
+            near = UnknownKey(_find_nearest(name, names))
+            raise ConfigError(source, f"{prefix}{name}", near, ", ".join(names))
+
+
+def _find_nearest(name: str, names: Sequence[str]) -> str:
+    return difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
 
 
 def _format_value(value: object) -> str:

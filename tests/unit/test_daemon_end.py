@@ -1,14 +1,16 @@
-"""What a daemon tells of the error that ends it, and its exit status."""
+"""How a daemon ends: what it tells of an error, its exit status, and a signal at its start."""
 
 from __future__ import annotations
 
 import logging
+import signal
 
 import pytest
 from click.testing import CliRunner
 
 from rankdump.errors import ConfigError, UnavailableError
 from rankdumpd import main as main_module
+from rankdumpd.__main__ import run
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,23 @@ def test_error_that_ends_a_daemon_is_logged(
     (record,) = [each for each in caplog.records if each.levelno == logging.CRITICAL]
     assert record.getMessage().startswith(said)
     assert bool(record.exc_info) is isinstance(error, RuntimeError)
+
+
+@pytest.mark.parametrize(("command", "ignores"), [("agent", True), ("ingest", False)])
+def test_hangup_during_the_start_of_a_daemon_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, command: str, ignores: bool
+):
+    """Before there is anything to reload. A command of a terminal ends with it."""
+    seen: list[object] = []
+
+    def look(**_: object) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
+
+    monkeypatch.setattr(main_module, "main", look)
+    monkeypatch.setattr("sys.argv", ["rankdumpd", command])
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+    assert seen == [signal.SIG_IGN if ignores else signal.SIG_DFL]

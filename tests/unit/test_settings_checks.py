@@ -88,6 +88,13 @@ def test_error_names_the_environment_where_the_value_comes_from_there(file: Path
     assert done.stderr.startswith("rankdumpd: environment: agent.listen: 'unix:a'")
 
 
+def test_ignored_variable_is_told(file: Path):
+    file.write_text('[agent]\nlisten = "unix:/a/a.sock"\n')
+    done = invoke("agent", "--config", str(file), "--check-config", RANKDUMPD_AGENT_WORKERS="2")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("rankdumpd: the variable RANKDUMPD_AGENT_WORKERS is ignored, ")
+
+
 def test_other_sections_are_not_checked(file: Path):
     """A file may serve agents and the coordinator of a host."""
     file.write_text('[coordinator]\nlisten = "10.0.0.1:1"\n[agent]\nlisten = "unix:/a/a.sock"\n')
