@@ -74,8 +74,10 @@ class PendingIteration:
     """How often each of these ranks had started over before."""
     lowest: dict[str, int] = field(default_factory=dict[str, int])
     """Lowest item number of each agent that may have events here."""
+    last_positions: dict[int, int] = field(default_factory=dict[int, int])
+    """Last position of each rank."""
     count: int = 0
-    """Number of events of all ranks."""
+    """Number of events of all ranks, each once: agents resend some, and complete open calls."""
     has_open_calls: bool = False
     """Whether an event was not complete when it arrived."""
 
@@ -89,20 +91,24 @@ class PendingIteration:
         now_s: float,
     ) -> None:
         """Add a part of a batch; `origin` is its agent and the lowest number of its report."""
+        self.count += self._count_new(rank, part)
         self.events.setdefault(rank, []).append(part)
         self.starts[rank] = start
-        self.count += len(part)
         self.lowest.setdefault(*origin)
         self.last_s = now_s
         if not self.has_open_calls:
             self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
-    def find_last_positions(self) -> dict[int, int]:
-        """Return the last position of each rank."""
-        return {
-            rank: max(int(batch.columns["position"].max(initial=0)) for batch in batches)
-            for rank, batches in self.events.items()
-        }
+    def _count_new(self, rank: int, part: EventColumns) -> int:
+        """Return the number of events of a part that are not in earlier ones of the rank."""
+        new = np.unique(part.columns["position"])
+        last = self.last_positions.get(rank, 0)
+        # Most parts begin behind the earlier ones, which are not looked at then.
+        if len(new) and rank in self.events and int(new[0]) <= last:
+            known = (batch.columns["position"] for batch in self.events[rank])
+            new = np.setdiff1d(new, np.concatenate([each[each >= new[0]] for each in known]))
+        self.last_positions[rank] = max(last, int(part.columns["position"].max(initial=0)))
+        return len(new)
 
 
 def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
@@ -369,7 +375,7 @@ class ReportedJob:
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
-        reached = {} if complete else pending.find_last_positions()
+        reached = {} if complete else dict(pending.last_positions)
         starts = {rank: self.ranks.count_earlier_starts(rank) for rank in finished} | pending.starts
         ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedIterationRow(
