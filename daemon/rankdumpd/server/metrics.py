@@ -166,7 +166,8 @@ _COORDINATOR_METRICS = {
     "published_events_total": _counter("Events in the published execution orders."),
     "lost_iterations_total": _counter("Iterations whose execution order could not be published."),
     "agents": _gauge(
-        "Agents that have reported, by whether they still do.", state=("connected", "silent")
+        "Agents that are connected, and those that are not although sessions of theirs are open.",
+        state=("connected", "silent"),
     ),
     "agent_lost_events": _gauge("Events that agents lost before they reached the coordinator."),
     "jobs": _gauge("Jobs that the coordinator knows."),

@@ -143,6 +143,10 @@ MAX_FINDINGS = 1000
 """Findings kept of a job; the others are counted, and are in the file beside the order."""
 MAX_REPORT_DELAY_US = 1_000_000
 """Events that a rank began this long before it sent a batch are in that batch or earlier ones."""
+ABANDONED_JOB_TIMEOUT_S = 3600.0
+"""A job of which nothing has been reported for this long waits for no agent: all its hosts are
+gone.
+"""
 CLOSED_JOB_TIMEOUT_S = 5.0
 """A job whose sessions are all closed is over after this time without a report."""
 
@@ -229,9 +233,10 @@ class ReportedJob:
         if row.first > acknowledged:
             self.ranks.restore_session(status)
         elif row.sequence > acknowledged:
-            self.ranks.update_session(dataclasses.replace(status, state=SessionState.OPEN))
+            opened = dataclasses.replace(status, state=SessionState.OPEN)
+            self.ranks.update_session(opened, row.agent_id)
         else:
-            self.ranks.update_session(status)
+            self.ranks.update_session(status, row.agent_id)
 
     def update_balance(
         self, status: IterationStatus, origin: tuple[str, int], *, now_s: float
@@ -428,6 +433,11 @@ class ReportedJob:
         silent = now_s - self.last_report_s >= silent_s
         return not self.list_unpublished() and (silent or self.ranks.has_ended())
 
+    def list_awaited_agents(self, *, now_s: float) -> frozenset[str]:
+        """Return the agents with open sessions; none of a job that is over or abandoned."""
+        is_over = self.has_ended(now_s=now_s, silent_s=ABANDONED_JOB_TIMEOUT_S)
+        return frozenset() if is_over else self.ranks.list_open_agents()
+
     def _enter_run(self, rank: int, start: int, session_id: str) -> None:
         """Add a start of a rank to the present run, or begin a new one with it."""
         attempt = self.ranks.get_attempt(session_id)
@@ -506,6 +516,8 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
         findings=(*list_job_findings(job), *job.standing),
         more_findings=job.more_findings,
         waits=job.waits,
+        agents=job.ranks.list_agents(),
+        awaited_agents=job.list_awaited_agents(now_s=now_s),
     )
 
 
