@@ -30,7 +30,7 @@ from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
 from rankdumpd.server.lifecycle import SettingsReader
-from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.metrics import REFUSED_CALLS_METRIC, MetricCounters
 from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
@@ -68,6 +68,7 @@ class _DaemonProcess:
     def __init__(self, settings: DaemonSettings, reread: SettingsReader) -> None:
         self._settings, self._reread = settings, reread
         self._counters, self._required = MetricCounters(), RequiredFiles()
+        self._counters.start_at_zero(REFUSED_CALLS_METRIC)
         self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None
 
     def build_agent(self, *, ends_with_job: bool = False) -> DumpAgent | WorkerSupervisor:

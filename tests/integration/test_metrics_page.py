@@ -26,7 +26,7 @@ from support.slab_agents import wait_until
 from support.worker_host import WorkerHost, dump
 
 from rankdump._wire import status_messages
-from rankdump._wire.channel import TlsCredentials
+from rankdump._wire.channel import CODES_BY_ERROR, TlsCredentials
 from rankdump.errors import ConfigError, UnavailableError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
@@ -184,6 +184,18 @@ def test_metrics_page_is_off_by_default_and_loopback_without_tls():
     for address in ("0.0.0.0:0", "example.org:9", "127.0.0.1", "127.0.0.1:x", "[::]:1"):
         with pytest.raises(ConfigError, match=r"metrics\.listen"):
             MetricsEndpoint(address, ProcessMetrics(()), TlsSettings())
+
+
+def test_refused_calls_start_at_zero_for_every_code():
+    """Otherwise `increase()` misses the first refused call of a process."""
+    process = _DaemonProcess(DaemonSettings(), lambda environ: DaemonSettings())
+    found = {
+        sample.labels["code"]: sample.value
+        for sample in process._counters.samples()
+        if sample.name == "rankdump_refused_calls_total"
+    }
+    assert found == dict.fromkeys({"INTERNAL", *(code.name for _, code in CODES_BY_ERROR)}, 0.0)
+    assert "PERMISSION_DENIED" in found
 
 
 def test_metrics_port_in_use_is_reported(page_of):

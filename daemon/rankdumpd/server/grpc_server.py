@@ -23,7 +23,7 @@ from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
 from rankdump._wire.channel import get_status_code
 from rankdump.errors import ConfigError, RankdumpError, RetryableError, UnavailableError
 from rankdumpd.server.call_gate import CallGate
-from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.metrics import REFUSED_CALLS_METRIC, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
@@ -287,5 +287,5 @@ def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> G
         code = get_status_code(error)
         level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
         _logger.log(level, "call failed with %s: %s", code.name, error)
-        counters.add("rankdump_refused_calls_total", code=code.name)
+        counters.add(REFUSED_CALLS_METRIC, code=code.name)
         context.abort(code, str(error))

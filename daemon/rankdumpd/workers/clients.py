@@ -31,6 +31,7 @@ from rankdump.errors import RankdumpError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server.metrics import (
     AGENT_PREFIX,
+    REFUSED_CALLS_METRIC,
     SampleKey,
     aggregate_samples,
     build_sample_key,
@@ -117,7 +118,6 @@ def _merge_usage(jobs: Iterable[JobUsage]) -> tuple[JobUsage, ...]:
     return tuple(merged.values())
 
 
-REFUSED_CALLS_METRIC = "rankdump_refused_calls_total"
 _START_TIME_METRIC = "rankdump_start_time_seconds"
 
 
