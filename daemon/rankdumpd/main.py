@@ -274,20 +274,24 @@ def _execute(
 
     with _exit_on_error(who) as errors:
         settings = reread(os.environ)
-        warnings: list[StartWarning] = []
-        if reports_to is not None:
-            warnings += map(StartWarning, describe_ignored_variables(os.environ))
-            warnings += check_certificates(settings.tls, reports_to=reports_to(settings))
+        coordinator = None if reports_to is None else reports_to(settings)
+        warnings = [] if coordinator is None else _collect_warnings(settings, coordinator)
         if check_only:
-            sys.exit(
-                _check_settings(settings, warnings, reports_to(settings) if reports_to else "")
-            )
+            sys.exit(_check_settings(settings, warnings, coordinator or ""))
         logs.set_up_logging(settings.log, os.environ, who=who)
         errors.are_logged = is_daemon
         for warning in warnings:
             _logger.error("%s", warning.text)
         with name_source(config, os.environ):
             sys.exit(serve(settings, reread))
+
+
+def _collect_warnings(settings: DaemonSettings, coordinator: str) -> list[StartWarning]:
+    ignored = describe_ignored_variables(os.environ)
+    return [
+        *map(StartWarning, ignored),
+        *check_certificates(settings.tls, reports_to=coordinator),
+    ]
 
 
 @dataclass(slots=True)
