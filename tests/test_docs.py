@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 from rankdump._cli.command_group import COMMAND_NAMES
 from rankdump._core.drop_reasons import DROP_REASONS
 from rankdumpd.main import main as rankdumpd
+from rankdumpd.settings import LIVE_SETTINGS, AgentSettings
 
 ROOT = Path(__file__).parent.parent
 DEPLOYED = [each for each in (ROOT / "deploy").rglob("*") if each.is_file()]
@@ -42,6 +44,15 @@ def test_every_drop_reason_is_explained():
     cells = re.findall(r"(?m)^\| (`.*?) \|", section[1])
     named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(DROP_REASONS)
+
+
+def test_limits_are_settings_and_a_reload_applies_them():
+    """As the page says: all of its table but the memory, and the folders."""
+    page = (ROOT / "docs" / "limits.md").read_text()
+    rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \|", page)
+    named = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert (named - {"memory_bytes"}) | {"roots"} == set(LIVE_SETTINGS["agent"])
+    assert named <= {field.name for field in dataclasses.fields(AgentSettings)}
 
 
 def test_commands():

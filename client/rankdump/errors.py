@@ -20,6 +20,8 @@ A message names what failed, which one, and the number or value at fault.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 __all__ = [
     "ConfigError",
     "CorruptedError",
@@ -60,12 +62,23 @@ class ConfigError(PermanentError):
     def __str__(self) -> str:
         """Return one line for the user."""
         where = f"{self.file}: {self.key}" if self.key else self.file
-        shown = "missing" if self.value is MISSING_VALUE else f"{self.value!r} is not allowed"
+        if isinstance(self.value, UnknownKey):
+            shown = f"unknown key; nearest: {self.value.nearest}"
+        else:
+            shown = "missing" if self.value is MISSING_VALUE else f"{self.value!r} is not allowed"
         return f"{where}: {shown}; allowed: {self.allowed}"
 
 
 MISSING_VALUE = object()
 """Marks a missing value, where None could be a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """Stands for the value of a key that does not exist."""
+
+    nearest: str
+    """The key that does and is most like it."""
 
 
 class RejectedError(PermanentError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 _EXTRA = (
@@ -15,8 +16,14 @@ _EXTRA = (
 )
 
 
+_DAEMONS = ("agent", "coordinator", "standalone")
+
+
 def run() -> None:
     """Run the command line and exit with its status."""
+    if sys.argv[1:2] and sys.argv[1] in _DAEMONS:
+        # It would end the process, until a daemon that has started reloads its settings at it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         from rankdumpd.main import main
     except ModuleNotFoundError as error:

@@ -12,27 +12,24 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rankdump._core import tree_root
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._core.revoked_certificates import RevokedCertificates
 from rankdump._core.watched_files import ignore_reload
 from rankdump._wire.channel import TlsCredentials
-from rankdump.errors import ConfigError, RejectedError
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.shm.slab_folder import find_group_id
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.ingest.dump_file import IngestTask
-from rankdumpd.ingest.folder import check_separate_folders
 from rankdumpd.ingest.runner import IngestComponent
 from rankdumpd.server import lifecycle, machine
 from rankdumpd.server.audit_log import AuditLog, ignore_action
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
 from rankdumpd.server.lifecycle import SettingsReader
-from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.metrics import REFUSED_CALLS_METRIC, MetricCounters
 from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
@@ -58,13 +55,6 @@ def _build_ingest(settings: AgentSettings) -> tuple[IngestComponent, ...]:
     if not settings.ingest_dir:
         return ()
     source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
-    check_separate_folders(source, tree)
-    try:
-        tree_root.check_root(
-            str(tree), tree_root.split_roots(settings.roots), resolve=os.path.realpath
-        )
-    except RejectedError as error:
-        raise ConfigError("settings", "agent.ingest_into", str(tree), str(error)) from None
     task = dataclasses.replace(
         build_ingest_task(settings, source, tree), delete=settings.ingest_delete
     )
@@ -78,6 +68,7 @@ class _DaemonProcess:
         machine.raise_descriptor_limit()
         self._settings, self._reread = settings, reread
         self._counters, self._required = MetricCounters(), RequiredFiles()
+        self._counters.start_at_zero(REFUSED_CALLS_METRIC)
         self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None
 
     def build_agent(self, *, ends_with_job: bool = False) -> DumpAgent | WorkerSupervisor:
@@ -111,15 +102,17 @@ class _DaemonProcess:
     def serve(
         self,
         *parts: DumpAgent | WorkerSupervisor | JobCoordinator,
-        address: str,
+        section: Literal["agent", "coordinator"] = "agent",
         ingest: Sequence[IngestComponent] = (),
         pipe: WorkerPipe | None = None,
         begin_watch: Callable[[], None] = lambda: None,
     ) -> int:
-        """Serve until a signal; return the exit status. A folder is ingested by the first part."""
+        """Serve until a signal at the address of a section; return the exit status. A folder is
+        ingested by the first part.
+        """
         metrics = ProcessMetrics((self._counters.samples, *(part.samples for part in parts)))
         page = self.build_page(metrics, parts, explain_fault=lambda: server.explain_fault())
-        server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
+        server = self._build_server(section, (*parts, metrics), is_worker=bool(pipe))
         first, *others = parts
         lifecycle.relax_garbage_collector()
         leave_pandas_out()
@@ -177,9 +170,15 @@ class _DaemonProcess:
         return PageProcess(known[0].list_trees, known[0].build_status, self._audit)
 
     def _build_server(
-        self, address: str, services: Sequence[GrpcService], *, is_worker: bool
+        self,
+        section: Literal["agent", "coordinator"],
+        services: Sequence[GrpcService],
+        *,
+        is_worker: bool,
     ) -> GrpcServer:
         """Return the gRPC server of the process, with its certificates and its call gate."""
+        own = self._settings.agent if section == "agent" else self._settings.coordinator
+        address = own.listen
         tls, audit = self._settings.tls, self._audit
         certificates = revoked = gate = None
         if tls.on and not parse_socket_path(address):
@@ -196,7 +195,13 @@ class _DaemonProcess:
             )
         group = find_group_id(self._settings.agent.runtime_group)
         return GrpcServer(
-            address, services, tls=certificates, gate=gate, group=group, required=self._required
+            address,
+            services,
+            setting=f"{section}.listen",
+            tls=certificates,
+            gate=gate,
+            group=group,
+            required=self._required,
         )
 
 
@@ -206,13 +211,13 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPi
     # One process of a host follows the folder: the supervisor, where there are workers.
     ingest = () if pipe else _build_ingest(settings.agent)
     agent = process.build_agent()
-    return process.serve(agent, address=settings.agent.listen, ingest=ingest, pipe=pipe)
+    return process.serve(agent, ingest=ingest, pipe=pipe)
 
 
 def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
     """Run a coordinator until a signal; return the exit status."""
     process = _DaemonProcess(settings, reread)
-    return process.serve(process.build_coordinator(), address=settings.coordinator.listen)
+    return process.serve(process.build_coordinator(), section="coordinator")
 
 
 def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
@@ -221,7 +226,6 @@ def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
     return process.serve(
         process.build_agent(),
         process.build_coordinator(),
-        address=settings.agent.listen,
         ingest=_build_ingest(settings.agent),
     )
 
@@ -242,9 +246,7 @@ def serve_embedded(
         lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
 
     ingest = _build_ingest(settings.agent)
-    status = process.serve(
-        agent, *coordinator, address=settings.agent.listen, ingest=ingest, begin_watch=begin_watch
-    )
+    status = process.serve(agent, *coordinator, ingest=ingest, begin_watch=begin_watch)
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
 

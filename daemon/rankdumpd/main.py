@@ -4,18 +4,20 @@ codes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from rankdump._cli.version_option import add_version_option
 from rankdump._core.daemon_endpoint import DaemonFolder, parse_tcp_address
-from rankdump._wire.channel import TlsCredentials
+from rankdump._wire.channel import TlsCredentials, read_credentials
 from rankdump.errors import ConfigError, RankdumpError
 from rankdumpd.certs.command import certs
 from rankdumpd.composition import (
@@ -30,7 +32,14 @@ from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server import lifecycle, logs, machine
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.worker_pipe import WorkerPipe
-from rankdumpd.settings import AgentSettings, DaemonSettings, load_settings
+from rankdumpd.settings import (
+    AgentSettings,
+    DaemonSettings,
+    describe_ignored_variables,
+    load_settings,
+    name_source,
+)
+from rankdumpd.settings_checks import check_agent_settings, check_coordinator_settings
 from rankdumpd.start_checks import StartWarning, check_certificates, check_coordinator, check_health
 
 _logger = logging.getLogger(__name__)
@@ -48,8 +57,9 @@ _config = click.option("--config", type=click.Path(path_type=Path), help="TOML f
 _check = click.option(
     "--check-config",
     is_flag=True,
-    help="Print the resolved settings, and on standard error the problems with certificates and "
-    "coordinator; exit with status 1 if one of them needs a change.",
+    help="Print the resolved settings, and on standard error the problems with variables, "
+    "certificates and coordinator; exit with status 1 if one of them needs a change, and with 2 if "
+    "the daemon would not start.",
 )
 _workers = click.option(
     "--workers", type=int, help="Number of worker processes over which ranks are distributed."
@@ -73,10 +83,17 @@ def agent(
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # The supervisor of a worker has checked the certificates.
+        # The supervisor of a worker has checked settings and certificates.
         _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
-    _execute(config, check_config, serve, override, reports_to=lambda own: own.agent.coordinator)
+    _execute(
+        config,
+        check_config,
+        serve,
+        override,
+        check=check_agent_settings,
+        reports_to=lambda own: own.agent.coordinator,
+    )
 
 
 @main.command()
@@ -84,7 +101,13 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge the events that the agents of jobs report into one execution order."""
-    _execute(config, check_config, serve_coordinator, reports_to=lambda _: "")
+    _execute(
+        config,
+        check_config,
+        serve_coordinator,
+        check=check_coordinator_settings,
+        reports_to=lambda _: "",
+    )
 
 
 @main.command()
@@ -129,7 +152,14 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, override, reports_to=lambda _: "")
+    _execute(
+        config,
+        check_config,
+        serve,
+        override,
+        check=check_agent_settings,
+        reports_to=lambda _: "",
+    )
 
 
 @main.command()
@@ -178,7 +208,7 @@ def ingest(
         machine.lower_priority(settings.agent.nice)
         return run_ingest(task, follow=follow, until_idle_s=until_idle, progress=progress)
 
-    _execute(None, False, serve)
+    _execute(None, False, serve, is_daemon=False)
 
 
 @main.command()
@@ -197,14 +227,16 @@ def rebuild(tree: Path, state_dir: Path) -> None:
         )
         return 0
 
-    _execute(None, False, serve)
+    _execute(None, False, serve, is_daemon=False)
 
 
 @main.command()
 @click.argument("address", default=AgentSettings().listen)
 def health(address: str) -> None:
-    """Exit with status 0 if a daemon of this host serves at ADDRESS, else 1; for probes."""
-    fault = check_health(address)
+    """Exit with status 0 if a daemon serves at ADDRESS, else 1; for probes. Over TLS it needs the
+    variables RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT and RANKDUMP_TLS_KEY.
+    """
+    fault = check_health(address, read_credentials(os.environ))
     if fault:
         click.echo(f"rankdumpd: {address}: {fault}", err=True)
         sys.exit(_EXIT_FAILED)
@@ -224,31 +256,68 @@ def _execute(
     change: Callable[[DaemonSettings], DaemonSettings] = lambda settings: settings,
     *,
     who: str = "",
+    check: Callable[[DaemonSettings], None] = lambda _: None,
     reports_to: Callable[[DaemonSettings], str] | None = None,
+    is_daemon: bool = True,
 ) -> None:
-    """Check or serve; without `reports_to` only the settings are checked."""
+    """Check or serve; without `reports_to` only the settings are checked.
+
+    A daemon logs the error that ends it; that of a command is for the person who gave it.
+    """
 
     def reread(environ: Mapping[str, str]) -> DaemonSettings:
-        return change(load_settings(config, environ))
+        settings = load_settings(config, environ)
+        with name_source(config, environ):
+            settings = change(settings)
+            check(settings)
+        return settings
 
-    try:
+    with _exit_on_error(who) as errors:
         settings = reread(os.environ)
-        warnings: list[StartWarning] = []
-        if reports_to is not None:
-            warnings += check_certificates(settings.tls, reports_to=reports_to(settings))
+        coordinator = None if reports_to is None else reports_to(settings)
+        warnings = [] if coordinator is None else _collect_warnings(settings, coordinator)
         if check_only:
-            sys.exit(
-                _check_settings(settings, warnings, reports_to(settings) if reports_to else "")
-            )
+            sys.exit(_check_settings(settings, warnings, coordinator or ""))
         logs.set_up_logging(settings.log, os.environ, who=who)
+        errors.are_logged = is_daemon
         for warning in warnings:
             _logger.error("%s", warning.text)
-        sys.exit(serve(settings, reread))
-    except ConfigError as error:
-        click.echo(f"rankdumpd: {who}{error}", err=True)
-        sys.exit(_EXIT_USAGE)
+        with name_source(config, os.environ):
+            sys.exit(serve(settings, reread))
+
+
+def _collect_warnings(settings: DaemonSettings, coordinator: str) -> list[StartWarning]:
+    ignored = describe_ignored_variables(os.environ)
+    return [
+        *map(StartWarning, ignored),
+        *check_certificates(settings.tls, reports_to=coordinator),
+    ]
+
+
+@dataclass(slots=True)
+class _FatalErrors:
+    """Where the error that ends this process is told."""
+
+    are_logged: bool = False
+    """In the log, which is set up; else on a plain line."""
+
+
+@contextlib.contextmanager
+def _exit_on_error(who: str) -> Generator[_FatalErrors]:
+    """End the process with a status and one line when the block raises an error."""
+    errors = _FatalErrors()
+    try:
+        yield errors
     except RankdumpError as error:
-        click.echo(f"rankdumpd: {who}{error}", err=True)
+        if errors.are_logged:
+            _logger.critical("%s", error)
+        else:
+            click.echo(f"rankdumpd: {who}{error}", err=True)
+        sys.exit(_EXIT_USAGE if isinstance(error, ConfigError) else _EXIT_FAILED)
+    except Exception:
+        if not errors.are_logged:
+            raise
+        _logger.critical("an unexpected error ends this process", exc_info=True)
         sys.exit(_EXIT_FAILED)
 
 

@@ -144,8 +144,8 @@ class RebuiltLedger:
 def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
     """Write the ledger of a tree to a folder without one, whole or not at all.
 
-    ConfigError for a folder with a ledger or with an agent, CorruptedError for a manifest that
-    cannot be read.
+    ConfigError for a folder with a ledger and for a tree without manifests, UnavailableError for a
+    folder with an agent, CorruptedError for a manifest that cannot be read.
     """
     if (state_dir / _LEDGER_FILE).exists():
         raise ConfigError(
@@ -155,6 +155,10 @@ def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
             "a folder without a ledger: move the existing one away",
         )
     sessions = _collect_sessions(tree)
+    if not sessions:
+        # A ledger of nothing would block the call with the right tree.
+        allowed = f"a dump tree with manifests (rank_*/{MANIFEST_FOLDER}/*.json)"
+        raise ConfigError("TREE", "", str(tree), allowed)
     lock_fd = lock_ledger_folder(state_dir)
     try:
         _write_ledger(state_dir, sessions)

@@ -6,23 +6,25 @@ Only this module reads the file and the variables.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnknownKey
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 ENVIRONMENT_PREFIX = "RANKDUMPD_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+_ENVIRONMENT = "environment"
 _TRUTH_VALUES = {"true": True, "false": False}
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -279,19 +281,29 @@ def strip_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> DaemonSettings:
     """Return the settings of a file and an environment; ConfigError names the key at fault."""
-    source = str(path) if path else "environment"
+    source = str(path) if path else _ENVIRONMENT
     tables = _read_tables(path)
     _check_names(source, "", tables, _SECTIONS)
     _check_environment(environ)
-    try:
+    with name_source(path, environ):
         return DaemonSettings(
             **{
                 name: section(**_read_values(name, source, tables, environ))
                 for name, section in _SECTIONS.items()
             }
         )
+
+
+@contextlib.contextmanager
+def name_source(path: Path | None, environ: Mapping[str, str]) -> Generator[None]:
+    """Name the file or the environment in a ConfigError about a setting that comes from there."""
+    try:
+        yield
     except ConfigError as error:
-        where = source if error.file == "settings" else error.file
+        if error.file != "settings":
+            raise
+        variable = _build_variable_name(*error.key.partition(".")[::2])
+        where = str(path) if path and variable not in environ else _ENVIRONMENT
         raise ConfigError(where, error.key, error.value, error.allowed) from None
 
 
@@ -353,16 +365,34 @@ def _parse_variable(variable: str, text: str, default: object) -> object:
             return _TRUTH_VALUES[text.lower()]
         return float(text) if kind is float else int(text)
     except (KeyError, ValueError):
-        raise ConfigError("environment", variable, text, _TYPE_NAMES[kind]) from None
+        raise ConfigError(_ENVIRONMENT, variable, text, _TYPE_NAMES[kind]) from None
+
+
+def describe_ignored_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that looks like a setting and is none.
+
+    They are no error: Kubernetes makes such names, without `__`, from the name of a service.
+    """
+    known = _list_variables()
+    return [
+        f"the variable {name} is ignored, as no setting has it; nearest: "
+        f"{_find_nearest(name, known)}"
+        for name in environ
+        if name.startswith(ENVIRONMENT_PREFIX) and not _is_own_variable(name)
+    ]
 
 
 def _check_environment(environ: Mapping[str, str]) -> None:
-    known = [
+    given = dict.fromkeys(filter(_is_own_variable, environ), "")
+    _check_names(_ENVIRONMENT, "", given, _list_variables())
+
+
+def _list_variables() -> list[str]:
+    return [
         _build_variable_name(section, field.name)
         for section, kind in _SECTIONS.items()
         for field in dataclasses.fields(kind)
     ]
-    _check_names("environment", "", dict.fromkeys(filter(_is_own_variable, environ), ""), known)
 
 
 def _build_variable_name(section: str, key: str) -> str:
@@ -379,10 +409,12 @@ def _check_names(
     names = list(known)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-            raise ConfigError(
-                source, f"{prefix}{name}", "unknown key", f"{', '.join(names)}; nearest: {near[0]}"
-            )
+            near = UnknownKey(_find_nearest(name, names))
+            raise ConfigError(source, f"{prefix}{name}", near, ", ".join(names))
+
+
+def _find_nearest(name: str, names: Sequence[str]) -> str:
+    return difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
 
 
 def _format_value(value: object) -> str:

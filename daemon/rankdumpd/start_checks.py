@@ -99,15 +99,15 @@ def check_coordinator(address: str, credentials: TlsCredentials) -> StartWarning
     return None
 
 
-def check_health(address: str) -> str:
+def check_health(address: str, credentials: TlsCredentials) -> str:
     """Return why no daemon serves at an address; empty when one does."""
     try:
-        with open_channel(address) as channel:
+        with open_channel(address, credentials) as channel:
             # The type stubs have the class, but not its methods.
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=COORDINATOR_TIMEOUT_S)
     except (grpc.RpcError, RankdumpError) as failure:
-        return str(explain_failure(failure, address))
+        return str(explain_failure(failure, address, credentials))
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else status
 

@@ -9,11 +9,11 @@ import pytest
 from faults.agent_rig import EACH, AgentRig
 from integration.conftest import EmbeddedAgent, WireRank
 
-from rankdump.errors import ConfigError
+from rankdump.errors import UnavailableError
 
 
 def test_state_folder_has_one_agent(rig: AgentRig, tmp_path: Path):
-    with pytest.raises(ConfigError, match="no other agent"):
+    with pytest.raises(UnavailableError, match="used by another agent"):
         EmbeddedAgent(rig.folder)
 
 
@@ -24,7 +24,7 @@ def test_new_slab_is_kept_when_another_agent_starts(rig: AgentRig):
     assert granted.exists()
     other = rig.folder / "other"
     other.mkdir()
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(UnavailableError):
         EmbeddedAgent(other, runtime_dir=str(rig.folder), slab_bytes=1 << 20).stop()
     assert granted.exists()
     rank.close()

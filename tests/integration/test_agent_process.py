@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import ContentSettings
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.ledger.database import lock_ledger_folder
 
 ARRAY = np.arange(1000, dtype=np.float32)
 WAIT_S = 300
@@ -158,8 +161,8 @@ def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
     daemon = make_daemon()
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
-    assert second.returncode == 2
-    assert "no other agent has its slabs" in second.stderr
+    assert second.returncode == 1
+    assert "has the slabs of another agent" in second.stderr
     daemon.wait_serving()
 
 
@@ -168,8 +171,8 @@ def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
     make_daemon()
     state = str(short_dir / "state")
     second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)
-    assert second.returncode == 2
-    assert "no other agent" in second.stderr
+    assert second.returncode == 1
+    assert "used by another agent" in second.stderr
     assert second.stderr.count("\n") == 1
 
 
@@ -224,6 +227,27 @@ class TestCommand:
         assert done.returncode == 2
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+
+    def test_error_that_ends_a_daemon_is_in_its_log(self, tmp_path):
+        """In the configured form, with a priority where journald reads it."""
+        lock = lock_ledger_folder(tmp_path / "state")
+        environ = {
+            "RANKDUMPD_AGENT__STATE_DIR": str(tmp_path / "state"),
+            "RANKDUMPD_AGENT__LISTEN": "127.0.0.1:0",
+            "RANKDUMPD_LOG__FORMAT": "json",
+        }
+        command = [sys.executable, "-m", "rankdumpd", "agent"]
+        with (tmp_path / "log").open("wb") as log:
+            place = os.fstat(log.fileno())
+            environ["JOURNAL_STREAM"] = f"{place.st_dev}:{place.st_ino}"
+            done = subprocess.run(command, stderr=log, check=False, env=environ, timeout=WAIT_S)
+        os.close(lock)
+        assert done.returncode == 1
+        *_, last = (tmp_path / "log").read_text().splitlines()
+        found = json.loads(last.removeprefix("<2>"))
+        assert last.startswith("<2>")
+        assert found["level"] == "critical"
+        assert found["message"] == f"agent.state_dir: {tmp_path}/state is used by another agent"
 
     def test_version_is_printed(self):
         done = rankdumpd("--version")

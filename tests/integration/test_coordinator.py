@@ -26,7 +26,7 @@ from rankdump._core.events import (
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.status import SessionState
 from rankdump._core.timeouts import HintLevel, TimeoutHint
-from rankdump.errors import ConfigError
+from rankdump.errors import UnavailableError
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from rankdumpd.coordinator.service import publication
@@ -509,7 +509,7 @@ def test_coordinator_that_never_started_can_be_stopped(tmp_path) -> None:
     coordinator.stop()
     other = JobCoordinator(settings)
     other.start()
-    with pytest.raises(ConfigError):
+    with pytest.raises(UnavailableError):
         JobCoordinator(settings).start()
     other.stop()
 

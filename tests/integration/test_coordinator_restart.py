@@ -206,5 +206,5 @@ def test_second_coordinator_on_one_state_is_rejected(process, socket_folder) -> 
     done = subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.returncode == 2
-    assert "a folder that no other coordinator uses" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert "is used by another coordinator" in done.stderr.splitlines()[-1]

@@ -26,8 +26,8 @@ from support.slab_agents import wait_until
 from support.worker_host import WorkerHost, dump
 
 from rankdump._wire import status_messages
-from rankdump._wire.channel import TlsCredentials
-from rankdump.errors import ConfigError
+from rankdump._wire.channel import CODES_BY_ERROR, TlsCredentials
+from rankdump.errors import ConfigError, UnavailableError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.session import registry
@@ -186,9 +186,21 @@ def test_metrics_page_is_off_by_default_and_loopback_without_tls():
             MetricsEndpoint(address, ProcessMetrics(()), TlsSettings())
 
 
+def test_refused_calls_start_at_zero_for_every_code():
+    """Otherwise `increase()` misses the first refused call of a process."""
+    process = _DaemonProcess(DaemonSettings(), lambda environ: DaemonSettings())
+    found = {
+        sample.labels["code"]: sample.value
+        for sample in process._counters.samples()
+        if sample.name == "rankdump_refused_calls_total"
+    }
+    assert found == dict.fromkeys({"INTERNAL", *(code.name for _, code in CODES_BY_ERROR)}, 0.0)
+    assert "PERMISSION_DENIED" in found
+
+
 def test_metrics_port_in_use_is_reported(page_of):
     taken = page_of().endpoint.address
-    with pytest.raises(ConfigError, match="free"):
+    with pytest.raises(UnavailableError, match=r"metrics\.listen: .*: Address already in use"):
         MetricsEndpoint(taken, ProcessMetrics(()), TlsSettings()).start()
 
 

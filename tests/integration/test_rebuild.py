@@ -261,3 +261,11 @@ def test_rebuild_rejects_unsuitable_folders(make_agent, make_rank, frames, short
     with pytest.raises(CorruptedError, match="cannot be read"):
         rebuild_ledger(rank.root, short_dir / "other")
     assert not (short_dir / "other/ledger.sqlite").exists()
+
+
+def test_rebuild_of_folder_without_manifests_leaves_nothing(tmp_path: Path):
+    """It would leave a ledger that blocks the call with the right folder."""
+    (tmp_path / "tree" / "rank_0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^TREE: .*tree' is not allowed; .*with manifests"):
+        rebuild_ledger(tmp_path / "tree", tmp_path / "state")
+    assert not (tmp_path / "state").exists()

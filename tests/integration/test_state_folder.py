@@ -34,7 +34,7 @@ def test_full_state_folder_ends_with_exit_status_one(short_dir):
     if "unshare" in said and os.environ.get("CI") != "true":
         pytest.skip("no user namespaces here to mount a small file system in")
     assert status == 1, said
-    assert said.splitlines()[-1].startswith("rankdumpd: agent.state_dir: ")
+    assert " CRITICAL rankdumpd.main: agent.state_dir: " in said.splitlines()[-1]
     assert "has no space" in said
     assert "Traceback" not in said
 

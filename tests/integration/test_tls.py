@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import html
 import json
 import os
@@ -22,10 +23,11 @@ from urllib.parse import urlencode
 import grpc
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.testclient import TestClient
-from support.certificate_authority import CertificateAuthority, variables
+from support.certificate_authority import LONG_AGO, CertificateAuthority, variables
 from support.slab_agents import wait_until
 
 import rankdump
@@ -45,6 +47,7 @@ from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordin
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.coordinator.fleet_views import AgentReport
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
+from rankdumpd.main import main as daemon_commands
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService
@@ -54,6 +57,7 @@ from rankdumpd.settings import AgentSettings, CoordinatorSettings, TlsSettings
 WAIT_S = 300
 ANYWHERE = "127.0.0.1:0"
 ARRAY = np.arange(6, dtype=np.float32)
+IN_A_YEAR = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=365)
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +269,8 @@ def test_user_certificates_cannot_pose_as_ranks_or_agents(
         ("server of another", "its certificate is not signed by an authority in .*ca.pem"),
         ("self-made", "it rejects the certificate .*rank.pem"),
         ("other host", "its certificate names another host"),
+        ("server expired", ": its certificate has expired$"),
+        ("server too early", ": its certificate is not valid yet$"),
         ("no file", "certificate file /nowhere: No such file or directory"),
     ],
 )
@@ -289,15 +295,38 @@ def test_certificate_problem_is_one_line_at_the_client(
             both.write_bytes(Path(ours.ca).read_bytes() + Path(other.ca).read_bytes())
             ca = str(both)
         shows(dataclasses.replace(other, ca=ca))
-    elif case == "other host":
+    elif case in ("other host", "server expired", "server too early"):
         shows(ours)
-        elsewhere = authority.issue("elsewhere", hosts=("elsewhere",))
-        Path(running.settings.key).write_bytes(Path(elsewhere.key).read_bytes())
-        Path(running.settings.certificate).write_bytes(Path(elsewhere.certificate).read_bytes())
+        now = {"server too early": IN_A_YEAR, "server expired": LONG_AGO}.get(case)
+        made = (
+            authority.issue_expired(case.replace(" ", "-"), hosts=("127.0.0.1",), now=now)
+            if now
+            else authority.issue("elsewhere", hosts=("elsewhere",))
+        )
+        Path(running.settings.key).write_bytes(Path(made.key).read_bytes())
+        Path(running.settings.certificate).write_bytes(Path(made.certificate).read_bytes())
     elif case == "no file":
         shows(dataclasses.replace(ours, key="/nowhere"))
     with pytest.raises(UnavailableError, match=said):
         daemon_client.fetch_agent_status(running.address)
+
+
+def test_health_reads_certificates_from_environment(
+    authority: CertificateAuthority, running: TlsService
+):
+    """As the commands of `rankdump` do; without them the error says which variables name them."""
+
+    def health(**environ: str) -> Result:
+        return CliRunner().invoke(daemon_commands, ["health", running.address], env=environ)
+
+    done = health(**variables(authority.credentials("rank")))
+    assert (done.exit_code, done.output) == (0, "")
+    done = health(**variables(authority.credentials("expired")))
+    assert done.exit_code == 1
+    assert "expired.pem is not valid: certificate has expired" in done.stderr
+    done = health()
+    assert done.exit_code == 1
+    assert "RANKDUMP_TLS_CA" in done.stderr
 
 
 def test_missing_client_settings_are_named(authority: CertificateAuthority, monkeypatch, capsys):
@@ -656,7 +685,7 @@ def test_unusable_audit_file_ends_the_start(short_dir: Path):
         timeout=WAIT_S,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("rankdumpd: settings: log.audit: ")
+    assert " CRITICAL rankdumpd.main: environment: log.audit: " in done.stderr.splitlines()[-1]
 
 
 def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess.CompletedProcess:

@@ -301,6 +301,10 @@ def test_worker_over_tcp_has_its_own_port(make_host, make_rank, frames):
 
 
 def refused(*arguments: str, **environ: str) -> str:
+    return failed(2, *arguments, **environ)
+
+
+def failed(status: int, *arguments: str, **environ: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "rankdumpd", *arguments],
         capture_output=True,
@@ -309,7 +313,7 @@ def refused(*arguments: str, **environ: str) -> str:
         env={**os.environ, **environ},
         timeout=WAIT_S,
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stderr
 
 
@@ -337,13 +341,14 @@ def test_faults_shared_by_workers_are_one_line(tmp_path, short_dir):
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_state_of_a_live_supervisor_is_rejected(make_host, short_dir, workers):
     host = make_host(2)
-    said = refused(
+    said = failed(
+        1,
         "agent",
         "--workers",
         workers,
         RANKDUMPD_AGENT__STATE_DIR=f"{short_dir}/state",
         RANKDUMPD_AGENT__LISTEN=f"unix:{short_dir}/other.sock",
     )
-    assert "a folder that no other agent uses" in said
+    assert "is used by another agent" in said
     assert said.count("\n") == 1
     assert is_daemon_serving(host.address)

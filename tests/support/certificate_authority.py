@@ -36,12 +36,14 @@ class CertificateAuthority:
         self.run("issue", str(self.folder), "--name", name, *options)
         return self.credentials(name)
 
-    def issue_expired(self, name: str, *roles: str) -> TlsCredentials:
-        """Issue a certificate whose time is over."""
+    def issue_expired(
+        self, name: str, *roles: str, hosts: tuple[str, ...] = (), now: datetime.datetime = LONG_AGO
+    ) -> TlsCredentials:
+        """Issue a certificate whose time is over, or begins later than `now`."""
         authority = IssuedCertificate(
             self.store.certificate().read_bytes(), self.store.key().read_bytes()
         )
-        made = issue_certificate(authority, name=name, roles=roles, hosts=(), days=1, now=LONG_AGO)
+        made = issue_certificate(authority, name=name, roles=roles, hosts=hosts, days=1, now=now)
         self.store.write_certificate(name, made)
         return self.credentials(name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankdump.errors import ConfigError
-from rankdumpd.settings import DaemonSettings, load_settings
+from rankdumpd.settings import DaemonSettings, describe_ignored_variables, load_settings
 
 
 def test_settings_default_without_file_and_environment():
@@ -31,8 +31,12 @@ def test_settings_from_environment_override_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "environ", "says"),
     [
-        ("[agent]\nqueue_byte = 1\n", {}, ("agent.queue_byte", "nearest: queue_bytes")),
-        ("[agnet]\n", {}, ("agnet", "nearest: agent")),
+        (
+            "[agent]\nqueue_byte = 1\n",
+            {},
+            ("agent.queue_byte: unknown key; nearest: queue_bytes; allowed: ",),
+        ),
+        ("[agnet]\n", {}, ("agnet: unknown key; nearest: agent; ",)),
         ("agent = 1\n", {}, ("agent: 1", "a table")),
         ("[agent]\nworkers = true\n", {}, ("agent.workers", "an integer")),
         ("[agent]\nworkers = 1.5\n", {}, ("agent.workers", "an integer")),
@@ -60,6 +64,16 @@ def test_settings_errors_name_key_and_allowed_values(tmp_path: Path, text, envir
         load_settings(path, environ)
     assert all(part in str(refused.value) for part in says), refused.value
     assert "\n" not in str(refused.value)
+
+
+def test_variables_that_look_like_settings_are_told():
+    """Names with `__` are errors; others could be made by Kubernetes."""
+    environ = {"RANKDUMPD_AGENT_WORKERS": "4", "RANKDUMPD_AGENT__NICE": "1", "RANKDUMP_AGENT": "x"}
+    assert load_settings(None, environ).agent.workers == 1
+    assert describe_ignored_variables(environ) == [
+        "the variable RANKDUMPD_AGENT_WORKERS is ignored, as no setting has it; nearest: "
+        "RANKDUMPD_AGENT__WORKERS"
+    ]
 
 
 def test_missing_settings_file_is_an_error(tmp_path: Path):

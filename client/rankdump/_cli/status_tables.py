@@ -256,7 +256,7 @@ def _agent_row(agent: AgentStatus) -> list[str]:
         contact,
         offset + steps,
         f"{agent.load.queued_records:,}",
-        format_bytes(agent.load.disk_free_bytes),
+        format_bytes(agent.load.disk_free_bytes) if agent.load.disk_total_bytes else "-",
         f"{agent.held_events:,}",
         f"{agent.lost_events:,}",
     ]

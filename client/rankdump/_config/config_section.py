@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from rankdump.errors import MISSING_VALUE, ConfigError
+from rankdump.errors import MISSING_VALUE, ConfigError, UnknownKey
 
 
 def _make_short_repr() -> reprlib.Repr:
@@ -118,7 +118,7 @@ class ConfigSection:
         for key in self.values:
             if key not in known:
                 nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-                raise self.make_error(key, f"{', '.join(known)}; nearest: {nearest}")
+                raise self.make_part_error(key, UnknownKey(nearest), ", ".join(known))
 
     def read_count(self, key: str, allowed: str, default: int | None = None) -> int:
         """Return an unsigned integer of 32 bits.

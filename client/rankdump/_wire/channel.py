@@ -108,6 +108,10 @@ _STATUS_PREFIX = re.compile(
     r"^[A-Z_]+: (?:(?:ipv[46]|unix):\S+: )?(?:Failed to connect to remote host: )?"
 )
 """What gRPC says before the cause: a status code, and the address once more."""
+_TIME_FAULTS = {
+    "has expired": "its certificate has expired",
+    "not yet valid": "its certificate is not valid yet",
+}
 _VERIFY_FAILURE = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
 
 
@@ -156,9 +160,7 @@ def _explain_with_credentials(text: str, last: str, credentials: TlsCredentials)
         return own
     verdict = _VERIFY_FAILURE.search(text)
     if verdict:
-        said = verdict[1].strip()
-        whose = f"its certificate is not signed by an authority in {credentials.ca}"
-        return f"{whose}: {said}" if said else whose
+        return _explain_verdict(verdict[1].strip(), credentials.ca)
     if any(words in text for words in _HOST_MISMATCH_WORDS):
         return "its certificate names another host than this address"
     if "WRONG_VERSION_NUMBER" in text:
@@ -166,6 +168,16 @@ def _explain_with_credentials(text: str, last: str, credentials: TlsCredentials)
     if any(word in last for word in _CLOSED_WORDS):
         return f"it rejects the certificate {credentials.certificate}"
     return last
+
+
+def _explain_verdict(said: str, ca: str) -> str:
+    """Return what is wrong with the certificate of a server, given the reason of OpenSSL."""
+    for reason, fault in _TIME_FAULTS.items():
+        if reason in said:
+            return fault
+    if said:
+        return f"its certificate is not signed by an authority in {ca}: {said}"
+    return f"its certificate is not valid now, or not signed by an authority in {ca}"
 
 
 def find_credentials_fault(credentials: TlsCredentials) -> str:

@@ -196,6 +196,10 @@ class JobView:
     """Number of omitted findings; the file of the job has them."""
     waits: tuple[RankWait, ...] = ()
     """The call that each rank waits in."""
+    agents: frozenset[str] = frozenset()
+    """Agents that have reported sessions of it."""
+    awaited_agents: frozenset[str] = frozenset()
+    """Those with sessions that have not ended, while the job is not over."""
 
 
 @dataclass(frozen=True, slots=True)

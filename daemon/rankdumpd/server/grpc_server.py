@@ -19,12 +19,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rankdump._core.daemon_endpoint import is_loopback
+from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
 from rankdump._wire.channel import get_status_code
-from rankdump.errors import ConfigError, RankdumpError, RetryableError
+from rankdump.errors import ConfigError, RankdumpError, RetryableError, UnavailableError
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.logs import RecentTexts
-from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.metrics import REFUSED_CALLS_METRIC, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
@@ -62,6 +62,7 @@ class GrpcServer:
         address: str,
         services: Sequence[GrpcService],
         *,
+        setting: str = "listen",
         tls: ServerCertificates | None = None,
         gate: CallGate | None = None,
         group: int = -1,
@@ -69,10 +70,10 @@ class GrpcServer:
     ) -> None:
         """Serve TCP with certificates, if there are any; give the socket to a group, if not -1.
 
-        The socket is added to the `required` files.
+        Errors name the `setting` of the address. The socket is added to the `required` files.
         """
         self._required = required or RequiredFiles()
-        self._address, self._services = address, services
+        self._address, self._services, self._setting = address, services, setting
         self._tls, self._gate, self._group = tls, gate, group
         self._health = health.HealthServicer()
         self._threads: futures.ThreadPoolExecutor | None = None
@@ -82,11 +83,9 @@ class GrpcServer:
 
     def start(self) -> str:
         """Bind and serve; return the address that clients use, with the real port."""
-        path = parse_socket_path(self._address)
+        path = check_address(self._setting, self._address, has_tls=self._tls is not None)
         if path:
-            _prepare_socket_path(path, self._group)
-        else:
-            _check_protected(self._address, self._tls)
+            _prepare_socket_path(self._setting, path, self._group)
         self._threads = futures.ThreadPoolExecutor(MAX_THREADS, "rankdumpd-rpc")
         server = grpc.server(
             self._threads,
@@ -99,12 +98,12 @@ class GrpcServer:
         )
         names = self._register(server)
         if path:
-            bound = _bind_socket(server, path, self._group)
+            bound = _bind_socket(server, self._setting, path, self._group)
             self._required.watch_file(
                 path, "only ranks that are connected already can reach this agent"
             )
         else:
-            bound = _bind(server, self._address, self._tls)
+            bound = _bind(server, self._setting, self._address, self._tls)
         if self._gate:
             self._gate.start()
         server.start()
@@ -155,57 +154,101 @@ class GrpcServer:
         return ["", *names]
 
 
-def parse_socket_path(address: str) -> Path | None:
+def check_address(setting: str, address: str, *, has_tls: bool) -> Path | None:
+    """Return the socket's path of a `unix:` address, None for TCP; ConfigError where a server may
+    not listen at it, or nobody can.
+    """
+    path = parse_socket_path(address, setting)
+    if path is None and not (parse_tcp_address(address) and (has_tls or is_loopback(address))):
+        allowed = "unix:/path, host:port on loopback, or any host:port with certificates ([tls])"
+        raise ConfigError("settings", setting, address, allowed)
+    return path
+
+
+def parse_socket_path(address: str, setting: str = "listen") -> Path | None:
     """Return the socket's path of a `unix:` address; None for TCP."""
     if not address.startswith("unix:"):
         return None
     text = address.removeprefix("unix:")
     path = Path("/" + text.lstrip("/") if text.startswith("//") else text)
     if not path.is_absolute() or len(os.fsencode(path)) > 107:
-        raise ConfigError("listen", "", address, "an absolute socket path of at most 107 bytes")
+        allowed = "an absolute socket path of at most 107 bytes"
+        raise ConfigError("settings", setting, address, allowed)
     return path
 
 
-def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> str:
+def _bind(server: grpc.Server, setting: str, address: str, tls: ServerCertificates | None) -> str:
+    _check_bindable(setting, address)
     try:
         if tls:
             port = server.add_secure_port(address, tls.build_server_credentials())
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise _build_address_error(address, str(error)) from None
+        raise _build_bind_error(setting, address, str(error)) from None
     if port == 0:
-        raise _build_address_error(address, "the port cannot be bound")
+        raise _build_bind_error(setting, address, "the port cannot be bound")
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
+def _check_bindable(setting: str, address: str) -> None:
+    """Raise UnavailableError with the system's reason where no address of a host can be bound.
+
+    gRPC would say only that it failed, after a line of its own on standard error.
+    """
+    host, port = parse_tcp_address(address) or ("", 0)
+    fault: OSError | None = None
+    try:
+        for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+                return
+            except OSError as error:
+                fault = error
+    except socket.gaierror as error:
+        fault = error
+    except UnicodeError as error:
+        raise _build_bind_error(setting, address, str(error)) from None
+    if fault:
+        raise _build_bind_error(setting, address, fault.strerror or str(fault))
+
+
+def _bind_socket(server: grpc.Server, setting: str, path: Path, group: int) -> str:
     # Connecting needs write permission, so others cannot connect before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
         server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise _build_address_error(str(path), str(error)) from None
+    except (OSError, RuntimeError) as error:
+        cause = isinstance(error, OSError) and error.strerror
+        raise _build_bind_error(setting, path, cause or str(error)) from None
     finally:
         os.umask(earlier)
     _give_to_group(path, group, _SOCKET_MODE)
     return f"unix:{path}"
 
 
-def _prepare_socket_path(path: Path, group: int) -> None:
+def _prepare_socket_path(setting: str, path: Path, group: int) -> None:
     if not path.parent.is_dir():
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(_PRIVATE_MODE)
+        try:
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(_PRIVATE_MODE)
+        except OSError as error:
+            raise _build_bind_error(setting, path, f"{path.parent}: {error.strerror}") from None
         _give_to_group(path.parent, group, _FOLDER_MODE)
     elif path.parent.stat().st_mode & stat.S_IWOTH:
         allowed = "a socket in a folder that only its owner and group may write to"
-        raise ConfigError("listen", "", str(path), allowed)
+        raise ConfigError("settings", setting, str(path), allowed)
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError("listen", "", str(path), "a path at which there is no other file")
+        raise ConfigError("settings", setting, str(path), "a path at which there is no other file")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         try:
@@ -215,12 +258,13 @@ def _prepare_socket_path(path: Path, group: int) -> None:
             path.unlink()
             return
         except OSError as error:
-            raise _build_address_error(str(path), str(error)) from None
-    raise _build_address_error(str(path), "another server listens at it")
+            raise _build_bind_error(setting, path, error.strerror or str(error)) from None
+    raise _build_bind_error(setting, path, "another server listens at it")
 
 
-def _build_address_error(address: str, cause: str) -> ConfigError:
-    return ConfigError("listen", "", address, f"an address that is free ({cause})")
+def _build_bind_error(setting: str, address: str | Path, cause: str) -> UnavailableError:
+    # No ConfigError: the network or the end of another process may make the address usable.
+    return UnavailableError(f"{setting}: {address} cannot be bound: {cause}")
 
 
 def _give_to_group(path: Path, group: int, mode: int) -> None:
@@ -230,17 +274,6 @@ def _give_to_group(path: Path, group: int, mode: int) -> None:
         allowed = f"a group that this process may give {path} to ({error.strerror})"
         raise ConfigError("settings", "agent.runtime_group", group, allowed) from None
     path.chmod(mode)
-
-
-def _check_protected(address: str, tls: ServerCertificates | None) -> None:
-    port = address.rpartition(":")[2]
-    if not port.isdecimal() or int(port) > 0xFFFF or not (tls or is_loopback(address)):
-        raise ConfigError(
-            "listen",
-            "",
-            address,
-            "unix:/path, host:port on loopback, or any host:port with certificates ([tls])",
-        )
 
 
 _QUIET_S = 10.0
@@ -263,5 +296,5 @@ def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> G
             # All ranks of a worker that is being restarted call at once, and again.
             level = logging.INFO if _recent_failures.is_new(text) else logging.DEBUG
         _logger.log(level, "%s", text)
-        counters.add("rankdump_refused_calls_total", code=code.name)
+        counters.add(REFUSED_CALLS_METRIC, code=code.name)
         context.abort(code, str(error))

@@ -19,7 +19,13 @@ from rankdumpd.settings import LogSettings
 LOG_KEYS = ("job", "rank", "session", "iteration", "root", "worker")
 """The only keys that `extra=` may use, and that JSON lines have beside the message."""
 
-_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+_PRIORITIES = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+    (logging.NOTSET, 7),
+)
 """Priorities of syslog, each with the lowest log level that gets it."""
 
 

@@ -15,6 +15,8 @@ from rankdump._core.drop_reasons import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.events import FindingKind
 from rankdump._core.status import MetricSample, SessionState
 from rankdump._core.timeouts import HintLevel
+from rankdump._wire.channel import CODES_BY_ERROR, get_status_code
+from rankdump.errors import RankdumpError
 
 AGENT_PREFIX, COORDINATOR_PREFIX, PROCESS_PREFIX = (
     "rankdump_agent_",
@@ -30,6 +32,8 @@ PAGE_REFUSAL_REASONS = ("busy", "certificate", "malformed", "method", "path", "r
 """Reasons why the page refuses a request: too many connections, no trusted certificate, not
 HTTP, a method other than GET, another path, a certificate without a reading role or revoked.
 """
+
+REFUSED_CALLS_METRIC = "rankdump_refused_calls_total"
 
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of a sample; labels are sorted by name."""
@@ -166,7 +170,8 @@ _COORDINATOR_METRICS = {
     "published_events_total": _counter("Events in the published execution orders."),
     "lost_iterations_total": _counter("Iterations whose execution order could not be published."),
     "agents": _gauge(
-        "Agents that have reported, by whether they still do.", state=("connected", "silent")
+        "Agents that are connected, and those that are not although sessions of theirs are open.",
+        state=("connected", "silent"),
     ),
     "agent_lost_events": _gauge("Events that agents lost before they reached the coordinator."),
     "jobs": _gauge("Jobs that the coordinator knows."),
@@ -187,9 +192,12 @@ _COORDINATOR_METRICS = {
         "Largest share of a collective's timeout that was used.", MetricAggregation.MOST
     ),
 }
+_REFUSAL_CODES = sorted(
+    {get_status_code(RankdumpError()).name, *(c.name for _, c in CODES_BY_ERROR)}
+)
 _PROCESS_METRICS = {
     "refused_calls_total": _counter(
-        "gRPC calls that ended with an error, by status code.", code=()
+        "gRPC calls that ended with an error, by status code.", code=_REFUSAL_CODES
     ),
     "refused_page_requests_total": _counter(
         "HTTP requests that the metrics page refused, by reason.", reason=PAGE_REFUSAL_REASONS

@@ -24,7 +24,7 @@ from rankdump._core.log_once import LogOnce
 from rankdump._core.status import MetricSample
 from rankdump._http.server_guard import HttpsGuard
 from rankdump._wire import status_messages
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server import lifecycle
 from rankdumpd.server.audit_log import AuditLog
@@ -184,6 +184,15 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
         return aggregate_samples(found)
 
 
+def parse_metrics_address(address: str, *, has_tls: bool) -> tuple[str, int]:
+    """Return host and port; ConfigError for no address, and for one that is open to all hosts."""
+    found = parse_tcp_address(address)
+    if found is None or not (has_tls or is_loopback(address)):
+        allowed = "host:port on loopback, or any host:port with certificates ([tls])"
+        raise ConfigError("settings", "metrics.listen", address, allowed)
+    return found
+
+
 class MetricsEndpoint(lifecycle.Component):
     """Metrics and health over HTTP or, with certificates, over HTTPS for roles that may read; the
     last component to stop.
@@ -203,11 +212,7 @@ class MetricsEndpoint(lifecycle.Component):
         """`explain_fault` returns why the daemon is not well. ConfigError when the address would
         be open to all hosts, or certificates cannot be read.
         """
-        found = parse_tcp_address(address)
-        if found is None or not (tls.on or is_loopback(address)):
-            allowed = "host:port on loopback, or any host:port with certificates ([tls])"
-            raise ConfigError("settings", "metrics.listen", address, allowed)
-        self._host, self._port = found
+        self._host, self._port = parse_metrics_address(address, has_tls=tls.on)
         self._certificates = ServerCertificates(tls) if tls.on else None
         self._guard = build_guard(tls) if tls.on else None
         self._metrics, self._explain_fault, self._pages = metrics, explain_fault, pages
@@ -221,7 +226,9 @@ class MetricsEndpoint(lifecycle.Component):
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def start(self) -> None:
-        """Listen; ConfigError when the port is taken, or a module is not installed."""
+        """Listen; UnavailableError when that is not possible now, ConfigError when a module is not
+        installed.
+        """
         try:
             from rankdump._http.http_server import bind_listener
         except ModuleNotFoundError as error:
@@ -230,8 +237,10 @@ class MetricsEndpoint(lifecycle.Component):
         try:
             listening = bind_listener(self._host, self._port)
         except OSError as error:
-            allowed = f"an address that is free ({error.strerror})"
-            raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
+            cause = error.strerror or str(error)
+            raise UnavailableError(
+                f"metrics.listen: {self.address} cannot be bound: {cause}"
+            ) from None
         self._port = listening.getsockname()[1]
         self._server = self._build_server(listening)
         if self._pages:

@@ -15,10 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -32,6 +30,7 @@ from rankdump._http.request_gate import format_request_line, get_caller
 from rankdump._wire.status_messages import view_to_wire
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.private_folder import PrivateFolder
 
 _SEND_TIMEOUT_S = 5.0
 _STATUS_BACKLOG = 4
@@ -89,6 +88,7 @@ class StatusSocket:
 
 
 _MODULE = "rankdump._web.tree_server"
+_FOLDER_PREFIX = "rankdumpd-pages-"
 _PAGES, _STATUS = "pages.sock", "status.sock"
 _INTERVAL_S = 1.0
 """Pause between two looks at the trees and at the process."""
@@ -133,7 +133,7 @@ class PageProcess:
         """
         self._list_trees, self._audit = list_trees, audit
         self._status = StatusSocket(build_status)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: PrivateFolder | None = None
         self._listening: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
@@ -148,7 +148,7 @@ class PageProcess:
 
     def start(self) -> None:
         """Start the process without waiting for it; requests wait until it answers."""
-        self._folder = tempfile.TemporaryDirectory(prefix="rankdump-pages-")
+        self._folder = PrivateFolder(_FOLDER_PREFIX)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(self._find_path(_PAGES))
         self._listening.listen(_BACKLOG)
@@ -162,7 +162,7 @@ class PageProcess:
         self._status.stop()
         if self._listening is not None and self._folder is not None:
             self._listening.close()
-            self._folder.cleanup()
+            self._folder.remove()
             self._listening = self._folder = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -207,7 +207,7 @@ class PageProcess:
             await PlainTextResponse(text, 503)(scope, receive, send)
 
     def _find_path(self, name: str) -> str:
-        return str(Path(self._folder.name) / name) if self._folder else ""
+        return str(self._folder.path / name) if self._folder else ""
 
     def _run(self) -> None:
         backoff = RetryBackoff(_INTERVAL_S, _MAX_RESTART_DELAY_S)
@@ -239,7 +239,7 @@ class PageProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(number), self._find_path(_STATUS)],
             # `-m` searches this folder first: it must not have modules.
-            cwd=self._folder.name,
+            cwd=self._folder.path,
             stdin=subprocess.PIPE,
             pass_fds=(number,),
             # Ctrl-C in a terminal goes to this process only.

@@ -15,7 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdump.errors import ConfigError, CorruptedError, ExhaustedError, RankdumpError
+from rankdump.errors import (
+    ConfigError,
+    CorruptedError,
+    ExhaustedError,
+    RankdumpError,
+    UnavailableError,
+)
 
 _NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TRANSIENT_ERRNOS = _NO_SPACE_ERRNOS | {
@@ -128,7 +134,7 @@ def lock_state_folder(state_dir: Path, name: str, key: str, whose: str) -> int:
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(guard)
-        raise ConfigError(key, "", str(state_dir), f"a folder that no other {whose} uses") from None
+        raise UnavailableError(f"{key}: {state_dir} is used by another {whose}") from None
     return guard
 
 

@@ -32,6 +32,7 @@ from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2
 from rankdumpd.server.metrics import (
     AGENT_PREFIX,
     LEDGER_COUNTERS,
+    REFUSED_CALLS_METRIC,
     SampleKey,
     aggregate_samples,
     build_sample_key,
@@ -118,7 +119,6 @@ def _merge_usage(jobs: Iterable[JobUsage]) -> tuple[JobUsage, ...]:
     return tuple(merged.values())
 
 
-REFUSED_CALLS_METRIC = "rankdump_refused_calls_total"
 _START_TIME_METRIC = "rankdump_start_time_seconds"
 
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 from rankdumpd.agent.ledger.database import lock_ledger_folder, open_ledger_file
 from rankdumpd.agent.shm import slab_folder
@@ -97,9 +97,9 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
     """Move all sessions of an agent and of its present and former workers to their workers, or to
     the agent when it has one worker only.
 
-    The caller owns the agent's state folder. ConfigError when a session cannot be moved, or when a
-    worker still runs after `patience_s`; the errors of `state_files.open_database` where a ledger
-    is corrupted or its disk full.
+    The caller owns the agent's state folder. ConfigError when a session cannot be moved,
+    UnavailableError when a worker still runs after `patience_s`; the errors of
+    `state_files.open_database` where a ledger is corrupted or its disk full.
     """
     owners = [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
     places = [
@@ -134,8 +134,8 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
 def lock_runtime_folder(folder: Path, group: int) -> int:
     """Return a locked descriptor of a runtime folder; -1 where there is no such lock or folder.
 
-    ConfigError when another supervisor has locked it: its workers use the folder, also while one of
-    them is being restarted.
+    UnavailableError when another supervisor has locked it: its workers use the folder, also while
+    one of them is being restarted.
     """
     try:
         make_group_folder(folder, group)
@@ -146,8 +146,8 @@ def lock_runtime_folder(folder: Path, group: int) -> int:
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(guard)
-        allowed = "a folder in which no other agent has its workers"
-        raise ConfigError("settings", "agent.runtime_dir", str(folder), allowed) from None
+        text = f"agent.runtime_dir: {folder} is used by the workers of another agent"
+        raise UnavailableError(text) from None
     except OSError:
         os.close(guard)
         return -1
@@ -260,7 +260,7 @@ def _own_state_folder(state_dir: Path, patience_s: float) -> Generator[None]:
         try:
             guard = lock_ledger_folder(state_dir)
             break
-        except ConfigError:
+        except UnavailableError:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(_POLL_S)

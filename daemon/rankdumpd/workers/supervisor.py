@@ -19,7 +19,7 @@ from rankdump._core.session_protocol import SessionGrant, SessionRequest
 from rankdump._core.status import MetricSample
 from rankdump._wire import session_messages, status_messages
 from rankdump._wire.channel import TlsCredentials
-from rankdump.errors import ConfigError, ProtocolError, RejectedError, UnavailableError
+from rankdump.errors import ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, limit_drain_s
 from rankdumpd.agent.ledger.database import lock_ledger_folder
@@ -304,7 +304,7 @@ class WorkerSupervisor(Component):
     def _lock_runtime_folder(self, folder: Path) -> int:
         try:
             return lock_runtime_folder(folder, self._group)
-        except ConfigError:
+        except UnavailableError:
             self._release_locks()
             raise
 

@@ -101,12 +101,17 @@ def test_job_status_fits_100_columns():
     text = "\n".join(" ".join(line.split()) for line in lines)
     assert "8 1/2 2,400 2,000 300 40 1.00 GiB 680 ms disk_low 40, buffer_full 20" in text
     assert "and 3 earlier iterations" in text
-    assert "host1 12.0 s ago, gone -0.09 ±0.40 ms, set 1x 1 0 B 700 3" in text
+    assert "host1 12.0 s ago, gone -0.09 ±0.40 ms, set 1x 1 - 700 3" in text
     assert "8 iterations published (163,200 events), 1 under way (10,200 events, 0.4 s" in text
     assert "timeout warning: rank 0 waited 12.0 s of 20 s for rank 1" in text
     assert "set: init_process_group(..., timeout=timedelta(seconds=60))" in text
     assert "missing_member: iteration 5: rank 1 never arrived" in text
     assert "... 2 more findings: rankdump order --findings" in text
+
+
+def test_unknown_disk_is_left_out():
+    """As of agents that have no session, or are gone."""
+    assert format_resource_usage(StatusView()) == ["queued: 0 tensors, 0 B"]
 
 
 def test_job_status_lists_disconnected_agents_first():

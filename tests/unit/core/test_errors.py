@@ -14,6 +14,7 @@ from rankdump.errors import (
     PermanentError,
     RankdumpError,
     RetryableError,
+    UnknownKey,
 )
 
 CLASSES = [
@@ -51,6 +52,10 @@ def test_error_tree_in_the_docstring_names_every_class(kind: type[BaseException]
         (
             ConfigError("a.json", "path", MISSING_VALUE, "a folder"),
             "a.json: path: missing; allowed: a folder",
+        ),
+        (
+            ConfigError("a.json", "pth", UnknownKey("path"), "path, size"),
+            "a.json: pth: unknown key; nearest: path; allowed: path, size",
         ),
         (ConfigError("a.json", "", None, "JSON"), "a.json: None is not allowed; allowed: JSON"),
     ],

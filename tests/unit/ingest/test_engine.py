@@ -27,7 +27,7 @@ import rankdump
 from rankdump import reader
 from rankdump._analysis.table_index import index_tree
 from rankdump._core.manifest import Manifest
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdumpd.ingest.dump_file import IngestCounts, IngestTask
 from rankdumpd.ingest.runner import IngestRun
 
@@ -404,7 +404,7 @@ def test_folders_within_each_other_are_refused(host: Host):
 
 def test_two_at_once_are_refused(host: Host):
     first = IngestRun(IngestTask(host.source, host.tree), report=print)
-    with pytest.raises(ConfigError, match="no other ingest uses"):
+    with pytest.raises(UnavailableError, match="used by another ingest"):
         IngestRun(IngestTask(host.source, host.tree), report=print)
     assert first.run()
     host.ingest()

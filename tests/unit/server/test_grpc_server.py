@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
+from support.certificate_authority import CertificateAuthority
 
 from rankdump.errors import ConfigError, ForbiddenError, RankdumpError, UnavailableError
 from rankdumpd.agent.shm.slab_folder import MemoryShares, SlabFolder
 from rankdumpd.server import grpc_server as server_module
 from rankdumpd.server.grpc_server import GrpcServer, abort_on_error, parse_socket_path
 from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.tls import ServerCertificates
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,26 @@ def test_server_returns_real_port_for_port_zero(address):
     host, _, port = server.start().rpartition(":")
     assert int(port) > 0
     socket.create_connection((host, int(port))).close()
-    with pytest.raises(ConfigError, match="free"):
+    with pytest.raises(UnavailableError, match=r"listen: .*: Address already in use"):
         GrpcServer(f"{host}:{port}", ()).start()
     server.stop(0)
     server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("host", "cause"), [("192.0.2.1", "Cannot assign requested address"), ("x" * 64, "too long")]
+)
+def test_server_tells_why_address_cannot_be_bound(tmp_path: Path, host: str, cause: str):
+    """With the system's reason, as an error that may pass."""
+    tls = ServerCertificates(CertificateAuthority(tmp_path / "ca").server())
+    with pytest.raises(UnavailableError, match=f"^listen: {host}:7421 cannot be bound: .*{cause}"):
+        GrpcServer(f"{host}:7421", (), tls=tls).start()
+
+
+def test_server_tells_why_folder_of_socket_cannot_be_made(socket_folder: Path):
+    (socket_folder / "file").touch()
+    with pytest.raises(UnavailableError, match=r"cannot be bound: .*Not a directory"):
+        GrpcServer(f"unix:{socket_folder}/file/below/made/a.sock", ()).start()
 
 
 def test_server_socket_and_folder_are_for_owner_and_group(socket_folder: Path):
@@ -129,7 +147,7 @@ def test_server_replaces_stale_socket_only(socket_folder: Path):
         dead.bind(str(path))
     first = GrpcServer(f"unix:{path}", ())
     first.start()
-    with pytest.raises(ConfigError, match="another server listens at it"):
+    with pytest.raises(UnavailableError, match="another server listens at it"):
         GrpcServer(f"unix:{path}", ()).start()
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))

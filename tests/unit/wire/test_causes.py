@@ -48,7 +48,15 @@ def said(text: str, credentials: TlsCredentials | None) -> str:
         ),
         (
             f"{NEVER}UNKNOWN: {AT}{OLD}{SSL}",
-            "its certificate is not signed by an authority in {ca}",
+            "its certificate is not valid now, or not signed by an authority in {ca}",
+        ),
+        (
+            f"{NEVER}UNKNOWN: {AT}{NEW}{SSL}: certificate has expired: OK",
+            "its certificate has expired",
+        ),
+        (
+            f"{NEVER}UNKNOWN: {AT}{NEW}{SSL}: certificate is not yet valid: OK",
+            "its certificate is not valid yet",
         ),
         (
             f"{NEVER}UNKNOWN: {AT}Custom verification check failed with error: UNAUTHENTICATED: "

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.black_box_rings import make_frozen_rings
 
 from rankdump._core.session_protocol import SessionRequest
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.database import lock_ledger_folder
@@ -200,7 +200,7 @@ def test_migration_without_sessions_creates_no_tables(agent: StatePaths):
 
 def test_migration_fails_while_worker_runs(agent: StatePaths):
     guard = lock_ledger_folder(agent.worker_paths(1).state_dir)
-    with pytest.raises(ConfigError, match="no other agent uses"):
+    with pytest.raises(UnavailableError, match="used by another agent"):
         move(agent, 2)
     os.close(guard)
     move(agent, 2)

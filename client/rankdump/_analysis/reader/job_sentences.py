@@ -128,7 +128,7 @@ def format_resource_usage(view: StatusView) -> list[str]:
         queued += (
             f"; memory: {format_bytes(memory.used_bytes)} of {format_bytes(memory.limit_bytes)}"
         )
-    if not view.disks:
+    if load.disk_total_bytes and not view.disks:
         queued += (
             f"; disk: {format_bytes(load.disk_free_bytes)} free of "
             f"{format_bytes(load.disk_total_bytes)}"

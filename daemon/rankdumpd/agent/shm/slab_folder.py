@@ -19,7 +19,7 @@ from pathlib import Path
 from rankdump._core.log_once import LogOnce
 from rankdump._core.units import format_bytes, format_count
 from rankdump._shm.slab_format import compute_slab_bytes
-from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
+from rankdump.errors import ConfigError, CorruptedError, ExhaustedError, UnavailableError
 from rankdumpd.agent.records import FileDescriptor
 from rankdumpd.agent.shm.ring_reader import iter_unread_sizes
 from rankdumpd.agent.shm.slab_file import UNFINISHED_SUFFIX, SlabFile, make_slab, open_slab
@@ -151,7 +151,7 @@ class SlabFolder:
     ) -> None:
         """Make no slabs without a folder, or with rings of 0 bytes.
 
-        ConfigError when another agent has its slabs there: each would remove the other's.
+        UnavailableError when another agent has its slabs there: each would remove the other's.
         """
         self._folder = folder if ring_bytes else None
         self._group, self._ring_bytes, self._memory = group, ring_bytes, memory
@@ -288,9 +288,8 @@ class SlabFolder:
                 lock_file = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
                 fcntl.flock(lock_file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                allowed = "a folder in which no other agent has its slabs"
-                where = str(self._folder.parent)
-                raise ConfigError("settings", "agent.runtime_dir", where, allowed) from None
+                where = f"agent.runtime_dir: {self._folder.parent}"
+                raise UnavailableError(f"{where} has the slabs of another agent") from None
             except FileNotFoundError:
                 # An agent that ended removed it at this moment.
                 continue

@@ -74,8 +74,10 @@ class PendingIteration:
     """How often each of these ranks had started over before."""
     lowest: dict[str, int] = field(default_factory=dict[str, int])
     """Lowest item number of each agent that may have events here."""
+    last_positions: dict[int, int] = field(default_factory=dict[int, int])
+    """Last position of each rank."""
     count: int = 0
-    """Number of events of all ranks."""
+    """Number of events of all ranks, each once: agents resend some, and complete open calls."""
     has_open_calls: bool = False
     """Whether an event was not complete when it arrived."""
 
@@ -89,20 +91,24 @@ class PendingIteration:
         now_s: float,
     ) -> None:
         """Add a part of a batch; `origin` is its agent and the lowest number of its report."""
+        self.count += self._count_new(rank, part)
         self.events.setdefault(rank, []).append(part)
         self.starts[rank] = start
-        self.count += len(part)
         self.lowest.setdefault(*origin)
         self.last_s = now_s
         if not self.has_open_calls:
             self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
-    def find_last_positions(self) -> dict[int, int]:
-        """Return the last position of each rank."""
-        return {
-            rank: max(int(batch.columns["position"].max(initial=0)) for batch in batches)
-            for rank, batches in self.events.items()
-        }
+    def _count_new(self, rank: int, part: EventColumns) -> int:
+        """Return the number of events of a part that are not in earlier ones of the rank."""
+        new = np.unique(part.columns["position"])
+        last = self.last_positions.get(rank, 0)
+        # Most parts begin behind the earlier ones, which are not looked at then.
+        if len(new) and rank in self.events and int(new[0]) <= last:
+            known = (batch.columns["position"] for batch in self.events[rank])
+            new = np.setdiff1d(new, np.concatenate([each[each >= new[0]] for each in known]))
+        self.last_positions[rank] = max(last, int(part.columns["position"].max(initial=0)))
+        return len(new)
 
 
 def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
@@ -137,6 +143,10 @@ MAX_FINDINGS = 1000
 """Findings kept of a job; the others are counted, and are in the file beside the order."""
 MAX_REPORT_DELAY_US = 1_000_000
 """Events that a rank began this long before it sent a batch are in that batch or earlier ones."""
+ABANDONED_JOB_TIMEOUT_S = 3600.0
+"""A job of which nothing has been reported for this long waits for no agent: all its hosts are
+gone.
+"""
 CLOSED_JOB_TIMEOUT_S = 5.0
 """A job whose sessions are all closed is over after this time without a report."""
 
@@ -223,9 +233,10 @@ class ReportedJob:
         if row.first > acknowledged:
             self.ranks.restore_session(status)
         elif row.sequence > acknowledged:
-            self.ranks.update_session(dataclasses.replace(status, state=SessionState.OPEN))
+            opened = dataclasses.replace(status, state=SessionState.OPEN)
+            self.ranks.update_session(opened, row.agent_id)
         else:
-            self.ranks.update_session(status)
+            self.ranks.update_session(status, row.agent_id)
 
     def update_balance(
         self, status: IterationStatus, origin: tuple[str, int], *, now_s: float
@@ -369,7 +380,7 @@ class ReportedJob:
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
-        reached = {} if complete else pending.find_last_positions()
+        reached = {} if complete else dict(pending.last_positions)
         starts = {rank: self.ranks.count_earlier_starts(rank) for rank in finished} | pending.starts
         ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedIterationRow(
@@ -421,6 +432,11 @@ class ReportedJob:
         """Return whether the job has ended, or is silent, and all of it is published."""
         silent = now_s - self.last_report_s >= silent_s
         return not self.list_unpublished() and (silent or self.ranks.has_ended())
+
+    def list_awaited_agents(self, *, now_s: float) -> frozenset[str]:
+        """Return the agents with open sessions; none of a job that is over or abandoned."""
+        is_over = self.has_ended(now_s=now_s, silent_s=ABANDONED_JOB_TIMEOUT_S)
+        return frozenset() if is_over else self.ranks.list_open_agents()
 
     def _enter_run(self, rank: int, start: int, session_id: str) -> None:
         """Add a start of a rank to the present run, or begin a new one with it."""
@@ -500,6 +516,8 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
         findings=(*list_job_findings(job), *job.standing),
         more_findings=job.more_findings,
         waits=job.waits,
+        agents=job.ranks.list_agents(),
+        awaited_agents=job.list_awaited_agents(now_s=now_s),
     )
 
 

@@ -166,6 +166,19 @@ class RankRegistry:
             for name in self._newest.values()
         )
 
+    def list_agents(self) -> frozenset[str]:
+        """Return the agents of all sessions."""
+        return frozenset(filter(None, self._agents.values()))
+
+    def list_open_agents(self) -> frozenset[str]:
+        """Return the agents of the newest sessions that have not ended."""
+        opened = (
+            self._agents.get(name, "")
+            for name in self._newest.values()
+            if not (self._has_session_ended(name) or self._is_superseded(name))
+        )
+        return frozenset(filter(None, opened))
+
     def list_excluded(self) -> frozenset[int]:
         """Return the ranks that the plan leaves out."""
         return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)

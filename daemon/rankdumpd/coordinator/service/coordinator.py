@@ -215,7 +215,7 @@ class JobCoordinator(Component):
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._counters), server)
 
     def start(self) -> None:
-        """Restore the state and start publishing; ConfigError if another process owns the state."""
+        """Restore the state and start publishing; UnavailableError if another process owns it."""
         if self._thread.is_running:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))

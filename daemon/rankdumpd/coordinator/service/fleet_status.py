@@ -10,7 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankdump._core.events import Finding
-from rankdump._core.status import AgentStatus, MetricSample, OrderEntry, StatusView, sum_loads
+from rankdump._core.status import (
+    AgentLoad,
+    AgentStatus,
+    MetricSample,
+    OrderEntry,
+    StatusView,
+    sum_loads,
+)
 from rankdump._core.timeouts import HintLevel
 from rankdump._wire.status_messages import entry_to_wire, finding_to_wire, view_to_wire
 from rankdump.errors import CorruptedError, RankdumpError, RejectedError, UnavailableError
@@ -24,8 +31,10 @@ from rankdumpd.settings import CoordinatorSettings
 def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
     """Yield the metrics of all jobs and agents, summed."""
     jobs = fleet.jobs.values()
-    connected = sum(agent.connected for agent in fleet.agents)
-    states = {"connected": connected, "silent": len(fleet.agents) - connected}
+    connected = {agent.agent_id for agent in fleet.agents if agent.connected}
+    # Others are gone because their jobs are: nobody waits for them.
+    awaited = frozenset[str]().union(*(job.awaited_agents for job in jobs))
+    states = {"connected": len(connected), "silent": len(awaited - connected)}
     for state, count in states.items():
         yield MetricSample("rankdump_coordinator_agents", count, {"state": state})
     kinds = Counter(finding.kind for job in jobs for finding in job.findings)
@@ -82,7 +91,7 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
     return StatusView(
         sessions=tuple(sessions[-_MAX_SESSIONS:]),
         iterations=tuple(balances[-_MAX_BALANCES:]),
-        load=sum_loads(agent.load for agent in fleet.agents),
+        load=_sum_present_loads(fleet, jobs),
         roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
         findings=tuple(_list_notices(fleet.agents, omitted, problem)),
         agents=fleet.agents,
@@ -90,6 +99,17 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
         hints=tuple(hint for job in jobs for hint in job.hints),
         order_findings=tuple(findings[-_MAX_FINDINGS:]),
         waits=tuple(wait for job in jobs for wait in job.waits),
+    )
+
+
+def _sum_present_loads(fleet: FleetView, jobs: Sequence[JobView]) -> AgentLoad:
+    """Return the load of the connected agents, of those jobs alone where some are left out."""
+    chosen = frozenset[str]().union(*(job.agents for job in jobs))
+    is_all = len(jobs) == len(fleet.jobs)
+    return sum_loads(
+        agent.load
+        for agent in fleet.agents
+        if agent.connected and (is_all or agent.agent_id in chosen)
     )
 
 
@@ -151,7 +171,7 @@ class StateWriter:
         except RankdumpError:
             raise
         except Exception as error:
-            raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
+            raise CorruptedError(f"{self._state.path} is damaged: {error!r}") from error
 
     def write_changes(self) -> None:
         """Write the changes of the store, and acknowledge them."""
@@ -169,7 +189,7 @@ class StateWriter:
             self.problem = str(error)
             return
         if self.problem:
-            _logger.warning("coordinator.sqlite was written again: %d rows", len(rows))
+            _logger.warning("%s was written again: %d rows", self._state.path, len(rows))
         self.problem = ""
         self._store.mark_committed(rows.values())
 

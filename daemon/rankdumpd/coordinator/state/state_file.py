@@ -149,7 +149,7 @@ class CoordinatorState:
                 for values in self._connection.execute(table.read):
                     yield table.from_values(values)
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise CorruptedError(f"coordinator.sqlite cannot be read: {error}") from None
+            raise CorruptedError(f"{self.path} cannot be read: {error}") from None
 
     def write(self, rows: Iterable[StateRow]) -> None:
         """Write the rows in one transaction; UnavailableError when none could be written."""
@@ -163,7 +163,7 @@ class CoordinatorState:
         """Remove a job and free its disk space; UnavailableError when that fails."""
         values: list[RowValues] = [(job_id,)]
         self._change([(f"DELETE FROM {table} WHERE job_id = ?", values) for table in JOB_TABLES])
-        with _map_sqlite_errors():
+        with _map_sqlite_errors(self.path):
             # `executescript` runs all steps of the pragma; each step frees one page.
             self._connection.executescript(
                 "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
@@ -202,7 +202,7 @@ class CoordinatorState:
 
     def _change(self, statements: list[tuple[str, list[RowValues]]]) -> None:
         connection = self._connection
-        with _map_sqlite_errors():
+        with _map_sqlite_errors(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
@@ -215,8 +215,8 @@ class CoordinatorState:
 
 
 @contextmanager
-def _map_sqlite_errors() -> Generator[None]:
+def _map_sqlite_errors(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise UnavailableError(f"coordinator.sqlite cannot be written: {error}") from None
+        raise UnavailableError(f"{path} cannot be written: {error}") from None

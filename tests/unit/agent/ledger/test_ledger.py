@@ -17,7 +17,7 @@ from rankdump._core.record import StatisticRows, TensorSide
 from rankdump._core.session_protocol import ChangedPlan, IterationEnd, SessionEnd
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.tree_paths import FilePlace
-from rankdump.errors import ConfigError
+from rankdump.errors import ConfigError, UnavailableError
 from rankdumpd.agent.ledger import database, reader
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import (
@@ -489,7 +489,7 @@ def test_ledger_of_later_version_is_rejected(tmp_path):
 
 def test_second_agent_on_ledger_is_rejected(ledger, tmp_path):
     """Two agents on one state folder would acknowledge for each other."""
-    with pytest.raises(ConfigError, match="no other agent"):
+    with pytest.raises(UnavailableError, match="used by another agent"):
         AgentLedger(tmp_path / "state")
 
 

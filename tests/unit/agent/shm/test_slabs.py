@@ -12,7 +12,7 @@ import pytest
 
 from rankdump._shm.slab_format import MIN_RING_BYTES, compute_slab_bytes
 from rankdump._shm.slab_reader import SlabReader
-from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
+from rankdump.errors import ConfigError, CorruptedError, ExhaustedError, UnavailableError
 from rankdumpd.agent.shm.ring_reader import ReleaseQueue
 from rankdumpd.agent.shm.slab_file import make_slab
 from rankdumpd.agent.shm.slab_folder import (
@@ -158,7 +158,7 @@ class TestSlabFolder:
         folder = tmp_path / "s"
         first = SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         first.make("a", wanted_bytes=1, sessions=1).close()
-        with pytest.raises(ConfigError, match=r"runtime_dir.*no other agent has its slabs"):
+        with pytest.raises(UnavailableError, match=r"runtime_dir.* has the slabs of another"):
             SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         assert [path.name for path in folder.iterdir()] == ["a.slab"]
         first.leave()
@@ -176,7 +176,7 @@ class TestSlabFolder:
 
         monkeypatch.setattr(fcntl, "flock", late)
         first = SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
-        with pytest.raises(ConfigError):
+        with pytest.raises(UnavailableError):
             SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         first.leave()
         assert not folder.exists()

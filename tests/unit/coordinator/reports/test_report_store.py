@@ -31,6 +31,7 @@ from rankdump._core.status import (
     ClockEstimate,
     EventSource,
     IterationStatus,
+    MergeStatus,
     SessionState,
     SessionStatus,
 )
@@ -346,6 +347,22 @@ def test_restored_store_does_not_wait_for_rank_without_events(gather, agent) -> 
     one.sequence = one.report().acknowledged
     one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
     assert published(again) == 4
+
+
+def test_events_that_are_sent_again_are_counted_once(gather, agent) -> None:
+    """By an agent that was restarted, or because their calls have ended since."""
+    opened = agent.events(0, 4, first=3, end=OPEN_END_POSITION)
+    agent.report(events=(agent.events(0, 4, 4, 4), agent.events(1, 4), opened))
+    agent.report(events=(agent.events(0, 4, 4, 4, 4, 4), agent.events(1, 4, first=9)))
+    agent.report(events=(agent.events(0, 4, 4, first=1),))
+
+    def merge() -> MergeStatus:
+        return gather.build_fleet_view(now_s=0.0).jobs["j"].merge
+
+    assert merge().pending_events == 7
+    agent.report(iterations=(agent.done(0, 4), agent.done(1, 4)))
+    assert published(gather) == 4
+    assert (merge().pending_events, merge().published_events) == (0, 7)
 
 
 def test_restored_store_does_not_publish_again(gather, agent) -> None:

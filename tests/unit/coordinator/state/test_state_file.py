@@ -119,9 +119,20 @@ def test_write_commits_all_rows_or_none(state) -> None:
     assert next(state.rows()) == AgentRow("a", "h", 9, 9)
 
 
+def test_errors_of_state_file_have_its_path(state, tmp_path) -> None:
+    path = tmp_path / "coordinator.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute("DROP TABLE jobs")
+    base.close()
+    with pytest.raises(CorruptedError, match=f"^{path} cannot be read: "):
+        list(state.rows())
+    with pytest.raises(UnavailableError, match=f"^{path} cannot be written: "):
+        state.write(rows_of("j"))
+
+
 def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
     """A second process, a later version and a missing folder are each an error in one line."""
-    with pytest.raises(ConfigError, match="no other coordinator"):
+    with pytest.raises(UnavailableError, match="used by another coordinator"):
         CoordinatorState(tmp_path)
     state.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as base:
@@ -183,7 +194,7 @@ def test_coordinator_with_damaged_state_fails_at_start(state, tmp_path, change) 
     state.close()
     coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     try:
-        with pytest.raises(CorruptedError, match=r"^coordinator\.sqlite "):
+        with pytest.raises(CorruptedError, match=r"^/.*coordinator\.sqlite "):
             coordinator.start()
     finally:
         coordinator.stop()

@@ -1,0 +1,53 @@
+"""Temporary folder of a process that others cannot enter. Its lock tells that the process lives, so
+the next process removes those that killed ones have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_LOCK_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PrivateFolder:
+    """One folder, from its creation to `remove`."""
+
+    def __init__(self, prefix: str) -> None:
+        """Make a folder; remove those of the same prefix and user whose processes are gone."""
+        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            lock = _lock_own_folder(path)
+            if lock >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+        self._lock = -1
+        while self._lock < 0:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self._lock = _lock_own_folder(self.path)
+
+    def remove(self) -> None:
+        """Remove the folder with its files; may be repeated."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock_own_folder(path: Path) -> int:
+    """Return a locked descriptor; -1 when the folder is another user's, in use or removed."""
+    with contextlib.suppress(OSError):
+        lock = os.open(path, _LOCK_FLAGS)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(lock)
+            # Another process may have removed it before it was locked here.
+            if found.st_uid == os.geteuid() and found.st_nlink:
+                return lock
+        except BlockingIOError:
+            pass
+        os.close(lock)
+    return -1
