@@ -291,8 +291,8 @@ class _StatisticForm:
         each = iter(lines)
         while batch := list(islice(each, _LINES_AT_A_TIME)):
             for row in self._parse(batch):
-                record = self._known.find_of_row(self._table, row)
-                yield make_statistics_row(row, self._table, iteration, record)
+                found = self._known.find_of_row(self._table, row)
+                yield make_statistics_row(row, self._table, iteration, *found)
 
     def _parse(self, lines: Sequence[_NumberedLine]) -> list[StatisticCsvRow]:
         text = b"\n".join([self._header, *(line.text.rstrip(b"\r") for line in lines)])

@@ -157,6 +157,13 @@ def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
         yield from list_manifest_files(root, folder, [])
 
 
+def list_rank_manifests(root: Path, rank: int) -> list[ManifestFileName]:
+    """Return the manifests of a rank by its number, whatever its folder is called."""
+    named = ((name, RANK_FOLDER_PATTERN.fullmatch(name)) for name in list_rank_folders(root))
+    folders = [name for name, parts in named if parts is not None and int(parts[2]) == rank]
+    return [file for name in folders for file in list_manifest_files(root, name, [])]
+
+
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
     """Return the manifests in the folder of a rank, sorted by iteration."""
     folder, names = root / rank / MANIFEST_FOLDER, list[str]()

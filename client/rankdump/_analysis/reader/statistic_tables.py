@@ -191,6 +191,7 @@ def make_statistics_row(
     table: Table,
     iteration: int,
     record: ManifestRecord | None,
+    full_name: str,
 ) -> Figures:
     """Return the row of a line of `statistic.csv`, or of the table of an operator."""
     stamp = row.timestamp_us
@@ -215,6 +216,7 @@ def make_statistics_row(
         values={spell_title(title): text for title, text in row.values},
         relative=table.relative,
         record=record,
+        full_name=full_name,
     )
 
 
