@@ -16,6 +16,7 @@ from typing import Protocol, TypedDict
 
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
+from rankdump._core.scope_names import format_scope_name
 from rankdump._core.selection import parse_iterations
 from rankdump.errors import ConfigError
 
@@ -75,7 +76,7 @@ class Query:
     iterations: IterationSelection | None = None
     """When set, constants are left out: they belong to no iteration."""
     glob: str | None = None
-    """Glob over the operator's whole name or its type."""
+    """Glob over the operator's whole name, its short name for people or its type."""
     pattern: re.Pattern[str] | None = None
     """Expression that is found anywhere in the operator's name."""
     op_type: str | None = None
@@ -171,12 +172,15 @@ def _parse_side(given: str) -> TensorSide:
 
 
 def _matches_glob(op_type: str, names: tuple[str, str], glob: str) -> bool:
-    return any(fnmatchcase(name, glob) for name in (op_type, *names)) or fnmatchcase(
-        names[1], _sanitize_glob(glob)
+    return (
+        any(fnmatchcase(name, glob) for name in (op_type, *names))
+        or fnmatchcase(names[1], _sanitize_glob(glob))
+        or fnmatchcase(_shorten_name(names[0]), glob)
     )
 
 
 _sanitize_glob = lru_cache(maxsize=8)(sanitize_name)
+_shorten_name = lru_cache(maxsize=1 << 14)(format_scope_name)
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -73,6 +73,8 @@ def test_dump_has_raw_names_and_arrays(tmp_path, profile, codec):
         ({"operator": "*fc*"}, 16),
         ({"operator": "Linear"}, 16),
         ({"operator": "linear"}, 0),
+        ({"operator": "fc/Linear-op*"}, 8),
+        ({"operator": "Gradients/fc/*"}, 8),
         ({"operator": re.compile(r"^Default/.*Linear-op\d+$")}, 8),
         ({"op_type": "Conv*"}, 8),
         ({"op_type": "Parameter"}, 2),
