@@ -34,6 +34,7 @@ from rankdump._cli.output import (
     without_attempts,
 )
 from rankdump._cli.tree_contents import (
+    describe_jobs,
     describe_key,
     explain_no_match,
     format_operator,
@@ -362,7 +363,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
             "the table has no column that decides it"
         )
-    return lines
+    return lines + describe_jobs(tree)
 
 
 def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:

@@ -200,6 +200,12 @@ def read_tree(
     return tree
 
 
+def describe_jobs(tree: Tree) -> list[str]:
+    """Return a sentence where tensors of several jobs are listed together."""
+    count = 0 if tree.job_id else len(tree.jobs)
+    return [f"the tree has {count} jobs: --job selects one"] if count > 1 else []
+
+
 def name_tables(tree: Tree) -> str:
     """Return the noun for the tables of a tree: the file name where all have the same."""
     if tree.tool:

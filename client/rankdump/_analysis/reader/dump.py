@@ -21,6 +21,7 @@ from rankdump._analysis.reader.fingerprints import (
 from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
+    list_jobs_by_time,
     read_first_statuses,
     read_tree_sessions,
 )
@@ -103,6 +104,7 @@ class _TreeCache:
         self.root, self.job_id, self.attempt = root, job_id, attempt
         self._trees: dict[tuple[Query, ...], Tree] = {}
         self._attempts: dict[int, _TreeCache] = {}
+        self._jobs: dict[str, _TreeCache] = {}
 
     def tree(self, queries: tuple[Query, ...]) -> Tree:
         """Return a tree with at least the places that the queries select."""
@@ -118,6 +120,10 @@ class _TreeCache:
         if attempt == self.attempt:
             return self
         return self._attempts.setdefault(attempt, _TreeCache(self.root, self.job_id, attempt))
+
+    def of_job(self, job_id: str) -> _TreeCache:
+        """Return the cache for a job in the tree."""
+        return self._jobs.setdefault(job_id, _TreeCache(self.root, job_id, self.attempt))
 
 
 class Dump:
@@ -164,7 +170,7 @@ class Dump:
         """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):
             return self
-        return Dump(_TreeCache(self.root, job_id, self._source.attempt), self._queries)
+        return Dump(self._source.of_job(job_id), self._queries)
 
     @property
     def attempts(self) -> tuple[int, ...]:
@@ -184,9 +190,14 @@ class Dump:
     @property
     def jobs(self) -> tuple[str, ...]:
         """Ids of the jobs that dumped into the tree."""
-        found = {each.status.job_id for each in self._tree.manifests}
-        found.update(each.status.job_id for each in self._tree.own_sessions)
-        return tuple(sorted(found))
+        return self._tree.jobs
+
+    def list_jobs_by_time(self) -> tuple[str, ...]:
+        """Return the jobs that may be selected with `of_job`, the one that began last at the end;
+        a dump of one job has only that.
+        """
+        own = self._source.job_id
+        return (own,) if own else list_jobs_by_time(self.root)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -297,6 +297,19 @@ def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
     }
 
 
+def list_jobs_by_time(root: Path) -> tuple[str, ...]:
+    """Return the jobs that have manifests, the one that began last at the end.
+
+    Where session files do not say when a job began, it comes before those that have some.
+    """
+    began = {status.job_id: 0 for status in read_first_statuses(root).values()}
+    for each in read_tree_sessions(root):
+        job_id = each.status.job_id
+        if job_id in began:
+            began[job_id] = max(began[job_id], each.status.started_us or each.changed_us)
+    return tuple(sorted(began, key=lambda job_id: (began[job_id], job_id)))
+
+
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:
     """Return the tree with only the ranks and tables of a job; its entries are those of the job.
 

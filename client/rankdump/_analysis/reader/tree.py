@@ -230,6 +230,13 @@ class Tree:
         )
 
     @cached_property
+    def jobs(self) -> tuple[str, ...]:
+        """Ids of the jobs that dumped into it, sorted."""
+        found = {each.status.job_id for each in self.manifests}
+        found.update(each.status.job_id for each in self.own_sessions)
+        return tuple(sorted(found))
+
+    @cached_property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
