@@ -71,7 +71,8 @@ def order(
     It is the order of the job in TREE, from its coordinator while it runs, with iterations that are
     not published yet; without TREE it comes from the coordinator. Without --job, it is the order
     of the job that runs or published last. --rank selects the entries in which that rank took
-    part. With --findings, the exit code is 1 when there is a finding.
+    part. The exit code is 1 when a file of the order is damaged, and with --findings when there is
+    a finding.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
@@ -100,7 +101,8 @@ def order(
             or ["the merge has no findings"]
         )
         print_lines(source.notes)
-    return int(findings_only and bool(found))
+    print_lines(source.damages, err=True)
+    return int(bool(source.damages) or (findings_only and bool(found)))
 
 
 def _matches_entry(query: Query, entry: OrderEntry) -> bool:
@@ -125,6 +127,8 @@ class _OrderSource:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
+    damages: tuple[str, ...] = ()
+    """Sentences about files that have lost lines."""
 
 
 def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
@@ -140,10 +144,12 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
     notes = (*notes, *published.notes)
-    absent = find_unpublished_iterations(tree, published, job_id)
+    # A job that still runs may be in the middle of a line.
+    damages = () if job else tuple(published.list_damages(attempt))
+    absent = () if damages else find_unpublished_iterations(tree, published, job_id)
     if absent:
         notes = (f"{_name_iterations(absent)} not published: no daemon of the job answers", *notes)
-    return _OrderSource(entries, published.findings, notes, published.attempts)
+    return _OrderSource(entries, published.findings, notes, published.attempts, damages)
 
 
 def _fetch_live_order(job: LiveJob, query: Query) -> _OrderSource | None:
