@@ -181,3 +181,20 @@ def test_run_rejects_another_perturbation_in_one_line(capsys):
     code, out, err = told(capsys, "run", "--perturb", "2ulp", "--", "true")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "'2ulp' is not '1ulp'" in err
+
+
+def test_selection_without_a_card_names_those_there_are(tmp_path, capsys):
+    tree = make_tree(tmp_path / "a", CARD, CARD)
+    code, out, err = told(capsys, "card", tree, "--iteration", 9)
+    assert (code, err) == (0, "")
+    assert out == "no run card matches; the tree has those of rank 0-1, iteration 0-1\n"
+
+
+@pytest.mark.parametrize("command", ["card", "forecast", "status"])
+def test_damaged_manifest_is_named_and_fails(command, tmp_path, capsys):
+    tree = make_tree(tmp_path / "a", CARD, CARD, ranks=1)
+    manifest = max(tree.rglob("iteration_1.*.json"))
+    manifest.write_bytes(manifest.read_bytes()[:200])
+    code, out, err = told(capsys, command, tree)
+    assert code == 1
+    assert f"{manifest}: manifest cannot be read: " in (out if command == "status" else err)

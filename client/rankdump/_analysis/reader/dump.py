@@ -115,6 +115,10 @@ class _TreeCache:
         tree = walk(self.root, *places, job_id=self.job_id, attempt=self.attempt)
         return self._trees.setdefault(places, tree)
 
+    def list_problems(self) -> tuple[str, ...]:
+        """Return the problems of the parts that were read."""
+        return tuple(problem for tree in self._trees.values() for problem in tree.problems)
+
     def of_attempt(self, attempt: int) -> _TreeCache:
         """Return the cache for an attempt of the same job."""
         if attempt == self.attempt:
@@ -153,6 +157,11 @@ class Dump:
     def problems(self) -> tuple[str, ...]:
         """Sentences about unreadable files, and about missing files that a manifest names."""
         return self._tree.problems
+
+    @property
+    def walked_problems(self) -> tuple[str, ...]:
+        """Those of the parts that were read so far; reads nothing for them."""
+        return self._source.list_problems()
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters select; ConfigError for a bad filter."""

@@ -45,6 +45,8 @@ class FoundCards(NamedTuple):
     """Sentences about cards that cannot be read."""
     without: int
     """Manifests that have none."""
+    unread: tuple[str, ...] = ()
+    """Sentences about manifests that cannot be read."""
 
 
 def read_run_cards(
@@ -60,13 +62,13 @@ def read_run_cards(
     """
     others = find_other_sessions(root, job_id, attempt)
     found: dict[tuple[int, int], RankCard] = {}
-    problems: list[str] = []
+    problems, unread = list[str](), list[str]()
     without = 0
     for file in list_tree_manifests(root):
         may_keep = file.iteration is None or file.rank is None or keeps(file.rank, file.iteration)
         if file.session in others or not may_keep:
             continue
-        status = next((m.status for m in read_manifests([file], [], read_balance)), None)
+        status = next((m.status for m in read_manifests([file], unread, read_balance)), None)
         if status is None or not keeps(status.rank, status.iteration):
             continue
         place = status.rank, status.iteration
@@ -79,7 +81,7 @@ def read_run_cards(
         except (OSError, CorruptedError) as error:
             problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
     cards = tuple(found[place] for place in sorted(found))
-    return FoundCards(cards, _shorten(problems), without)
+    return FoundCards(cards, _shorten(problems), without, tuple(unread))
 
 
 def _read_card(path: Path) -> bytes:
