@@ -29,6 +29,7 @@ from rankdump._cli.output import (
     print_rows,
     without_attempts,
 )
+from rankdump._cli.tree_contents import name_tree_models
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.status import OrderEntry
@@ -94,7 +95,7 @@ def order(
         if not findings_only:
             attempts = source.attempts if attempt is None else ()
             most = _DEFAULT_LINES if limit is None else limit
-            _print_entries(iter(entries), most, attempts)
+            _print_entries(iter(entries), most, attempts, tree)
         several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
         print_lines(
             [_format_finding(finding, several=several) for finding in found]
@@ -183,10 +184,12 @@ def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query)
     return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
-def _print_entries(entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...]) -> None:
+def _print_entries(
+    entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...], tree: Path | None
+) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
-        _print_table(shown, attempts)
+        _print_table(shown, attempts, tree)
     cut = bool(limit) and next(entries, None) is not None
     print_lines(
         ["... more lines: --limit 0 shows all, --iteration, --op, --rank and --attempt select"]
@@ -217,12 +220,13 @@ def _format_finding(finding: Finding, *, several: bool) -> str:
     return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
-def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...]) -> None:
+def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...], tree: Path | None) -> None:
     """Print the entries as a table, with times in milliseconds since the first start.
 
     `attempts` are those of the whole order, of which the entries may be a part.
     """
-    models = name_models((entry.graph, entry.name) for entry in entries)
+    named = ((entry.graph, entry.name) for entry in entries)
+    models = name_models(named) if tree is None else name_tree_models(tree, named)
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [

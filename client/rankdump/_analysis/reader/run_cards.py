@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,19 @@ def read_run_cards(
             problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
     cards = tuple(found[place] for place in sorted(found))
     return FoundCards(cards, _shorten(problems), without, tuple(unread))
+
+
+def read_model_names(root: Path) -> dict[int, str]:
+    """Return the names of the models that a rank attached, by their numbers; empty where no card
+    has them. Reads the newest manifest of the first rank that has cards.
+    """
+    newest = {file.session[0]: file.path for file in list_tree_manifests(root)}
+    for path in newest.values():
+        with suppress(OSError, CorruptedError):
+            data = _read_card(path)
+            if data:
+                return {graph: each.name for graph, each in enumerate(parse_card(data).models)}
+    return {}
 
 
 def _read_card(path: Path) -> bytes:
