@@ -51,6 +51,7 @@ from rankdump._analysis.reader.tree import (
     place_in_time_of,
 )
 from rankdump._analysis.reader.tree_files import FolderIndex
+from rankdump._analysis.reader.tree_status import count_tree_drops
 from rankdump._analysis.reader.tree_walk import find_root, walk
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey
@@ -200,6 +201,13 @@ class Dump:
     def jobs(self) -> tuple[str, ...]:
         """Ids of the jobs that dumped into the tree."""
         return self._tree.jobs
+
+    @property
+    def dropped_count(self) -> int:
+        """Number of tensors that the plan selects and that are not in the tree, as far as its
+        manifests count them.
+        """
+        return count_tree_drops(self._tree)
 
     def list_jobs_by_time(self) -> tuple[str, ...]:
         """Return the jobs that may be selected with `of_job`, the one that began last at the end;
