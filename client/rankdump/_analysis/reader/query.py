@@ -17,7 +17,7 @@ from typing import Protocol, TypedDict
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.scope_names import format_scope_name
-from rankdump._core.selection import parse_iterations
+from rankdump._core.selection import find_idle_segments, parse_iterations
 from rankdump.errors import ConfigError
 
 _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -159,7 +159,8 @@ def _parse_iterations(given: int | str) -> IterationSelection:
     if not isinstance(given, str):
         return IterationSelection(str(given), ((int(given), int(given)),))
     iterations = parse_iterations(given)
-    if iterations is None:
+    # A configuration may have segments that match nothing; here they are a mistake.
+    if iterations is None or find_idle_segments(given):
         raise ConfigError("filter", "iteration", given, 'a number, or text such as "0|2-3"')
     return iterations
 

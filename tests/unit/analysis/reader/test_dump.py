@@ -103,6 +103,9 @@ def test_where_narrows_every_property(tmp_path):
     [
         {"iteration": "0, 2"},
         {"iteration": [0, 2]},
+        {"iteration": "3-1"},
+        {"iteration": "0|1-"},
+        {"iteration": "-1"},
         {"side": "left"},
         {"rank": "0"},
         {"operator": 3},
