@@ -337,6 +337,8 @@ def _statistic_cells(row: Surveyed, tree: Tree) -> list[str]:
 def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[str]:
     if not seen.count:
         whole_tree = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt)
+        if not (whole_tree.entries or whole_tree.tables):
+            return [f"{tree.root}: no tensors"]
         return [explain_no_match(iterate_named(whole_tree, lambda tensor: True))]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")

@@ -84,6 +84,8 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     if root.is_file() and find_foreign_reader(root) is not None:
         check_ours(root)
         return Dump(_TreeCache(root))
+    if root.is_file():
+        raise CorruptedError(f"{root}: is not a dump: expected a folder that contains {ROOT_FORMS}")
     if not root.is_dir():
         raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
