@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,11 @@ from rankdump._analysis.reader.manifest_columns import (
     make_iteration_table,
     read_manifest_columns,
 )
-from rankdump._analysis.reader.manifests import list_tree_manifests
+from rankdump._analysis.reader.manifests import (
+    ManifestFileName,
+    list_tree_manifests,
+    read_manifests,
+)
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_columns import (
     make_columns_of_manifests,
@@ -40,6 +45,7 @@ from rankdump._analysis.table.table_files import (
     write_table_file,
 )
 from rankdump._analysis.table.tree_access import LocalTree
+from rankdump._core.manifest import Manifest, is_intact
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
 from rankdump.errors import CorruptedError, ExhaustedError
@@ -50,6 +56,8 @@ WINDOW_ROWS = 125_000
 WINDOW_BYTES = WINDOW_ROWS * _RECORD_BYTES
 """Size of the manifests of a window."""
 SMALL_FILE_BYTES = 2 << 20
+_MAX_CHECKED_BYTES = 8 << 20
+"""New manifests up to this size are read to see whether they are damaged."""
 MAX_SMALL_FILES = 16
 """More small files than that are written again as few."""
 _LOCK_PATIENCE_S = 5.0
@@ -64,6 +72,8 @@ class TableLag:
     """Manifests, or files, that are new or changed."""
     removed: int
     """Those that the table has and the tree no longer."""
+    damages: tuple[str, ...] = ()
+    """Sentences about manifests that cannot be read, and so not be added."""
 
     def __str__(self) -> str:
         """Return what the table lacks and has too much; empty for a table that is up to date."""
@@ -297,6 +307,31 @@ def compare_with_tree(root: Path) -> TableLag:
     """Return what has happened to a tree since its table was made."""
     files = list_table(LocalTree(root), []).files
     known = {source for file in files for source in file.sources}
-    current = {source for window in find_windows(root) for source in window.sources}
+    windows = find_windows(root)
+    current = {source for window in windows for source in window.sources}
     paths = {source.path for source in current}
-    return TableLag(len(current - known), sum(each.path not in paths for each in known))
+    absent = current - known
+    is_walked = any(window.is_walked for window in windows)
+    damages = [] if is_walked else _list_damages(root, absent)
+    removed = sum(each.path not in paths for each in known)
+    return TableLag(len(absent) - len(damages), removed, tuple(damages))
+
+
+def _list_damages(root: Path, absent: Iterable[TableSource]) -> list[str]:
+    """Return sentences about those of new or changed manifests that cannot be read.
+
+    Only where few are new: `index` tells it of many.
+    """
+    paths = sorted(root / each.path for each in absent)
+    damages: list[str] = []
+    if sum(each.size for each in absent) <= _MAX_CHECKED_BYTES:
+        files = (ManifestFileName(path, None, ("", "")) for path in paths)
+        deque(read_manifests(files, damages, _read_whole), maxlen=0)
+    return damages
+
+
+def _read_whole(path: Path) -> Manifest:
+    data = path.read_bytes()
+    if not is_intact(data):
+        raise CorruptedError("manifest cannot be read: its checksum is wrong")
+    return Manifest.from_json(data)

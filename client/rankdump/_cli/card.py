@@ -71,19 +71,21 @@ def card(
 
     A run card has the command line, versions, seeds and flags of a rank, and for each dumped
     iteration digests of the batch, of the random generators and of the weights before the step.
-    What differs between ranks that should agree comes first. Exit code 1 when a card cannot be
-    read.
+    What differs between ranks that should agree comes first. Exit code 1 when a card or a
+    manifest cannot be read.
     """
-    dump = reader.open(tree).of_job(job_id).matching(Query(rank=rank, iterations=iterations))
+    whole = reader.open(tree).of_job(job_id)
+    dump = whole.matching(Query(rank=rank, iterations=iterations))
     found = (dump if attempt is None else dump.where(attempt=attempt)).found_cards
-    findings = compare_ranks(found)
+    findings = compare_ranks(found, None if found.cards else whole.found_cards)
     if as_json:
         click.echo(json.dumps(_make_body(found, findings), indent=1, default=make_plain))
     else:
         print_lines(map(sanitize_line, _format_findings(found, findings)))
         print_lines(map(sanitize_line, _format_facts(found.cards)))
         _print_iterations(found.cards, limit)
-    return 1 if found.problems else 0
+    print_lines(found.unread, err=True)
+    return 1 if found.problems or found.unread else 0
 
 
 def _make_body(found: FoundCards, findings: Sequence[CardFinding]) -> dict[str, object]:

@@ -113,7 +113,7 @@ def forecast(
     """Estimate the disk space and the time that a dump needs.
 
     The estimate is based on the complete iterations of an earlier dump in TREE. Exit code 1 when
-    the dump does not fit on the disk of the tree.
+    the dump does not fit on the disk of the tree, or a manifest cannot be read.
     """
     if config is not None and iterations is not None:
         raise click.UsageError("--config and --iterations cannot be combined")
@@ -131,4 +131,5 @@ def forecast(
         click.echo(json.dumps({**about, **asdict(found)}))
     else:
         print_lines(format_forecast(found, ranks=observed.ranks, seen=observed.iterations))
-    return 0 if found.fits else 1
+    print_lines(observed.problems, err=True)
+    return 0 if found.fits and not observed.problems else 1

@@ -30,6 +30,7 @@ from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
     describe_entries,
+    describe_jobs,
     describe_key,
     describe_parallelism,
     explain_no_match,
@@ -137,7 +138,7 @@ def _print_listing(
         tables = format_count(len(tree.tables), name_tables(tree))
         taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
         print_lines([f"statistics in {tables}, {taken} on disk: see rankdump stats"])
-    print_lines(describe_tree_drops(tree))
+    print_lines([*describe_jobs(tree), *describe_tree_drops(tree)])
     faults = reader.faults(tree)
     print_lines(finding for finding in reader.findings(tree) if finding not in faults)
     print_lines([row.damage for row in rows if row.damage], err=True)

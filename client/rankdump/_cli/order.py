@@ -29,6 +29,7 @@ from rankdump._cli.output import (
     print_rows,
     without_attempts,
 )
+from rankdump._cli.tree_contents import name_tree_models
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name, name_models
@@ -72,7 +73,8 @@ def order(
     It is the order of the job in TREE, from its coordinator while it runs, with iterations that are
     not published yet; without TREE it comes from the coordinator. Without --job, it is the order
     of the job that runs or published last. --rank selects the entries in which that rank took
-    part. With --findings, the exit code is 1 when there is a finding.
+    part. The exit code is 1 when a file of the order is damaged, and with --findings when there is
+    a finding.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
@@ -94,14 +96,15 @@ def order(
         if not findings_only:
             attempts = source.attempts if attempt is None else ()
             most = _DEFAULT_LINES if limit is None else limit
-            _print_entries(iter(entries), most, attempts)
+            _print_entries(iter(entries), most, attempts, tree)
         several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
         print_lines(
             [_format_finding(finding, several=several) for finding in found]
             or ["the merge has no findings"]
         )
         print_lines(source.notes)
-    return int(findings_only and bool(found))
+    print_lines(source.damages, err=True)
+    return int(bool(source.damages) or (findings_only and bool(found)))
 
 
 def _matches_entry(query: Query, entry: OrderEntry) -> bool:
@@ -126,6 +129,8 @@ class _OrderSource:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
+    damages: tuple[str, ...] = ()
+    """Sentences about files that have lost lines."""
 
 
 def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
@@ -141,10 +146,12 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
     notes = (*notes, *published.notes)
-    absent = find_unpublished_iterations(tree, published, job_id)
+    # A job that still runs may be in the middle of a line.
+    damages = () if job else tuple(published.list_damages(attempt))
+    absent = () if damages else find_unpublished_iterations(tree, published, job_id)
     if absent:
         notes = (f"{_name_iterations(absent)} not published: no daemon of the job answers", *notes)
-    return _OrderSource(entries, published.findings, notes, published.attempts)
+    return _OrderSource(entries, published.findings, notes, published.attempts, damages)
 
 
 def _fetch_live_order(job: LiveJob, query: Query) -> _OrderSource | None:
@@ -178,10 +185,12 @@ def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query)
     return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
-def _print_entries(entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...]) -> None:
+def _print_entries(
+    entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...], tree: Path | None
+) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
-        _print_table(shown, attempts)
+        _print_table(shown, attempts, tree)
     cut = bool(limit) and next(entries, None) is not None
     print_lines(
         ["... more lines: --limit 0 shows all, --iteration, --op, --rank and --attempt select"]
@@ -212,12 +221,13 @@ def _format_finding(finding: Finding, *, several: bool) -> str:
     return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
-def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...]) -> None:
+def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...], tree: Path | None) -> None:
     """Print the entries as a table, with times in milliseconds since the first start.
 
     `attempts` are those of the whole order, of which the entries may be a part.
     """
-    models = name_models((entry.graph, entry.name) for entry in entries)
+    named = ((entry.graph, entry.name) for entry in entries)
+    models = name_models(named) if tree is None else name_tree_models(tree, named)
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [

@@ -88,7 +88,7 @@ def query(
             f"the query needs more memory than --memory {memory_mib} allows; a tree without a "
             f"table (rankdump index {tree}) needs most"
         ) from None
-    note_table_lag(tree)
+    damages = dict.fromkeys((*dump.walked_problems, *note_table_lag(tree)))
     if target is not None:
         _write_parquet(found, target)
     elif form == "json":
@@ -97,7 +97,8 @@ def query(
         click.echo(_format_csv(found), nl=False)
     else:
         _print_rows(found)
-    return 0
+    print_lines(damages, err=True)
+    return 1 if damages else 0
 
 
 @contextmanager
@@ -117,14 +118,18 @@ def _deadline(timeout_s: float) -> Generator[None, None, None]:
         timer.cancel()
 
 
-def note_table_lag(tree: Path) -> None:
-    """Say on stderr how far the table of a tree is behind it; nothing where it has none."""
+def note_table_lag(tree: Path) -> tuple[str, ...]:
+    """Say on stderr how far the table of a tree is behind it, and return sentences about manifests
+    that cannot be in it because they are damaged; nothing where it has none.
+    """
     from rankdump._analysis.table.table_files import list_tensor_files
     from rankdump._analysis.table_index import compare_with_tree
 
-    lag = str(compare_with_tree(tree)) if list_tensor_files(tree) else ""
-    if lag:
-        print_lines([f"the table {lag}: run rankdump index {tree}"], err=True)
+    if not list_tensor_files(tree):
+        return ()
+    lag = compare_with_tree(tree)
+    print_lines([f"the table {lag}: run rankdump index {tree}"] if str(lag) else [], err=True)
+    return lag.damages
 
 
 def _write_parquet(found: pa.Table, target: Path) -> None:

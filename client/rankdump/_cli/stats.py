@@ -34,6 +34,7 @@ from rankdump._cli.output import (
     without_attempts,
 )
 from rankdump._cli.tree_contents import (
+    describe_jobs,
     describe_key,
     explain_no_match,
     format_operator,
@@ -336,6 +337,8 @@ def _statistic_cells(row: Surveyed, tree: Tree) -> list[str]:
 def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[str]:
     if not seen.count:
         whole_tree = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt)
+        if not (whole_tree.entries or whole_tree.tables):
+            return [f"{tree.root}: no tensors"]
         return [explain_no_match(iterate_named(whole_tree, lambda tensor: True))]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
@@ -362,7 +365,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
             "the table has no column that decides it"
         )
-    return lines
+    return lines + describe_jobs(tree)
 
 
 def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:

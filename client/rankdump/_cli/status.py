@@ -74,7 +74,7 @@ def status(
     With TREE it comes from the daemons of the job that runs there, and after its end from its
     files. Without, it comes from the coordinator of the job when an option or RANKDUMP_COORDINATOR
     names one; else from the agent of this host. Exit code 3 when no daemon answers, and 1 when
-    tensors of an iteration are not accounted for.
+    tensors of an iteration are not accounted for, or a file of TREE cannot be read.
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
@@ -82,7 +82,8 @@ def status(
         raise click.UsageError("TREE, --agent and --coordinator cannot be combined")
     if agent and job_id:
         raise click.UsageError("--agent and --job cannot be combined")
-    source = _status_source(tree, agent, coordinator, job_id)
+    damages: list[str] = []
+    source = _status_source(tree, agent, coordinator, job_id, damages)
     look = source if attempt is None else lambda: select_attempt(source(), attempt)
     if watch:
         return _watch_status(look)
@@ -98,14 +99,20 @@ def status(
         sentences = (*format_status_sentences(view), *format_freezes(view))
         print_lines([*sentences, *format_resource_usage(view)])
         print_lines(f"tree: {root}" for root in view.roots)
-    return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
+    is_balanced = all(each.is_balanced for each in view.iterations if each.complete)
+    return 0 if is_balanced and not damages else 1
 
 
 def _status_source(
-    tree: Path | None, agent: str | None, coordinator: str | None, job_id: str
+    tree: Path | None,
+    agent: str | None,
+    coordinator: str | None,
+    job_id: str,
+    damages: list[str],
 ) -> Callable[[], StatusView]:
+    """Return what gets the status; it sets `damages` to what cannot be read in a tree."""
     if tree is not None:
-        return lambda: _add_freezes(_read_tree_status(tree, job_id), tree, job_id)
+        return lambda: _add_freezes(_read_tree_status(tree, job_id, damages), tree, job_id)
     # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
@@ -126,19 +133,23 @@ def _add_freezes(view: StatusView, tree: Path, job_id: str) -> StatusView:
     return replace(view, black_box=black_box, findings=(*view.findings, *problems))
 
 
-def _read_tree_status(tree: Path, job_id: str) -> StatusView:
-    """Return the live status of the job that runs in a tree, else the status in its files."""
+def _read_tree_status(tree: Path, job_id: str, damages: list[str]) -> StatusView:
+    """Return the live status of the job that runs in a tree, else the status in its files, with
+    what cannot be read of them.
+    """
     job = find_live_job(tree, job_id)
     live = fetch_live_status(job) if job else None
     try:
-        walked = reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
+        found = read_tree(tree, job_id=job_id, balances_only=True)
     except CorruptedError:
         # The ranks of a job that has just begun have no folders yet.
         if live is None:
             raise
         return live
+    walked = reader.status_of(found)
     if live is not None:
         return add_tree_rows(live, walked)
+    damages[:] = found.problems
     return mark_ended_sessions(walked, read_tree_sessions(tree, job_id), socket.gethostname())
 
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from rankdump import reader
 from rankdump._analysis.reader.foreign_dumps import get_foreign_reader
 from rankdump._analysis.reader.query import Named, Query
+from rankdump._analysis.reader.run_cards import read_model_names
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_status import count_losses, split_attempts
@@ -138,7 +139,7 @@ def format_tensors(
         *(_DIGEST_COLUMNS if marks is not None else ()),
     )
     lines: list[str] = []
-    models = name_models((row.entry.key.graph, row.entry.op_name) for row in rows)
+    models = name_tree_models(tree.root, ((row.entry.key.graph, row.entry.op_name) for row in rows))
     for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, tree, models)):
         if lines:
             lines.append("")
@@ -153,6 +154,17 @@ def format_tensors(
         ]
         lines += format_table(columns, cells, width=width)
     return lines
+
+
+def name_tree_models(root: Path, named: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Return the names of models by graph, as they were attached where a run card has them, else
+    their classes; empty where there is one model.
+    """
+    pairs = dict.fromkeys(named)
+    found = name_models(pairs)
+    known = read_model_names(root) if found else {}
+    # A model that is no module has no part in a card, which would shift the numbers.
+    return name_models(pairs, known) if len(known) > max(found, default=0) else found
 
 
 def mark_same_contents(entries: Iterable[Entry]) -> dict[TensorContent, str]:
@@ -199,6 +211,12 @@ def read_tree(
         why = "".join(f"; {problem}" for problem in tree.problems)
         raise CorruptedError(f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}")
     return tree
+
+
+def describe_jobs(tree: Tree) -> list[str]:
+    """Return a sentence where tensors of several jobs are listed together."""
+    count = 0 if tree.job_id else len(tree.jobs)
+    return [f"the tree has {count} jobs: --job selects one"] if count > 1 else []
 
 
 def name_tables(tree: Tree) -> str:

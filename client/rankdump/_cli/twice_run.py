@@ -112,19 +112,21 @@ def format_twice(found: ExactReport) -> list[str]:
     iterations = ranges({row.iteration for row in report.rows if row.iteration >= 0})
     compared = f"{format_count(found.compared, 'tensor')} of rank {ranges(found.ranks)}"
     where = f"in iteration {iterations}" if iterations else "of constants"
+    lost = " and ".join(f"{count:,}" for count in dict.fromkeys(found.dropped))
+    left = f"; {lost} were dropped and not compared" if any(found.dropped) else ""
     if not found.compared:
         lines.append("nothing was compared: the runs have no rank and iteration in common")
     elif found.differing:
         verdict = "" if found.start_findings else "not deterministic: "
         lines += [
-            f"{verdict}{found.differing:,} of {compared} {where} differ",
+            f"{verdict}{found.differing:,} of {compared} {where} differ{left}",
             *format_origins(report),
             *format_rank_origins(report),
         ]
         same = [rank for rank in found.ranks if not _has_differing_row(found, rank)]
         lines += [f"rank {ranges(same)} has the same bits in both runs"] if same else []
     else:
-        lines.append(f"deterministic: {compared} {where} have the same bits in both runs")
+        lines.append(f"deterministic: {compared} {where} have the same bits in both runs{left}")
         lines += _format_start(found)
     if found.by_statistics:
         lines.append(
@@ -163,6 +165,7 @@ def make_body(found: ExactReport, codes: list[int]) -> dict[str, object]:
         "compared": found.compared,
         "differing": found.differing,
         "by_statistics": found.by_statistics,
+        "dropped": list(found.dropped),
         "ranks": [_make_rank(found, rank) for rank in found.ranks],
         "notes": list(found.report.notes),
     }

@@ -70,6 +70,8 @@ class ObservedDump:
     """The largest iteration."""
     per_job: DumpSize
     """Constants, graphs and orders, which are written once."""
+    problems: tuple[str, ...] = ()
+    """Sentences about manifests that could not be read, whose iterations are not in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,13 @@ def is_intact(data: bytes) -> bool:
     return seal is None or zlib.crc32(memoryview(data)[: seal.start()]) == int(seal[1])
 
 
+def is_sealed(data: bytes) -> bool:
+    """Return whether a manifest's bytes end with a checksum; those of an early version, and those
+    whose end is lost, do not.
+    """
+    return _find_seal(data) is not None
+
+
 def _find_seal(data: bytes) -> re.Match[bytes] | None:
     # Not from the start: a search of all bytes takes longer than their checksum.
     return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _MAX_SEAL_BYTES))

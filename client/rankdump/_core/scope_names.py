@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _TOP_SCOPES = ("Default", "Gradients", "Recompute")
 _MODEL_CLASS = re.compile(r"(?:^|/)network-([^/]+)")
 
 
-def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
+def name_models(
+    named: Iterable[tuple[int, str]], known: Mapping[int, str] | None = None
+) -> dict[int, str]:
     """Return the names of models by graph, from pairs of graph and operator; empty for one model.
+
+    A model whose name is not `known` has that of its class.
 
     >>> name_models([(0, "Default/network-G/0-Linear/Linear-op0"), (1, "Default/network-D/D-op0")])
     {0: 'G', 1: 'D'}
@@ -19,10 +23,12 @@ def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
     found: dict[int, str] = {}
     for graph, op_name in named:
         if not found.get(graph):
-            known = _MODEL_CLASS.search(op_name)
-            found[graph] = known[1] if known else ""
+            of_class = _MODEL_CLASS.search(op_name)
+            found[graph] = of_class[1] if of_class else ""
     if len(found) < 2:
         return {}
+    if known:
+        found = {graph: known.get(graph) or name for graph, name in found.items()}
     often = Counter(found.values())
     return {
         graph: name if often[name] == 1 else f"{name}[{graph}]"
@@ -34,7 +40,7 @@ def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
 def format_scope_name(op_name: str, model: str = "") -> str:
     """Return a short scope name: the modules' own names, then the operator.
 
-    With the name of a model, that comes first, except for the call of the model itself.
+    With the name of a model, that comes first, except for the call of a model of that class.
 
     >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
     'Gradients/encoder.0/Linear-op0'
@@ -44,7 +50,10 @@ def format_scope_name(op_name: str, model: str = "") -> str:
     modules = [
         part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
     ]
-    path = ".".join([*([model] if model and modules else []), *map(_module_name, modules)])
+    # The call of a model itself has the class alone, which several models may have.
+    is_in_model = any(part.startswith("network-") for part in scope)
+    is_named = modules or (is_in_model and operator.rpartition("-op")[0] != model)
+    path = ".".join([*([model] if model and is_named else []), *map(_module_name, modules)])
     return "/".join([*marks, *([path] if path else []), operator])
 
 

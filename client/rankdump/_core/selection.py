@@ -29,7 +29,8 @@ OPTIMIZER_PREFIX = "Optimizer/"
 """Prefix of the names of states of optimizers."""
 OPTIMIZER_STATE_TYPE = "OptimizerState"
 """Operator type of these states, which their names do not have."""
-_RECOMPUTE_PREFIX = "Recompute/"
+RECOMPUTED_PREFIX = "Recompute/"
+"""Prefix of the name of a call that activation checkpointing runs again."""
 _NETWORK_PREFIX = "Default/network-"
 _WATCH_SEPARATOR = "_To_"
 _MAX_SPLITS = 64
@@ -181,10 +182,23 @@ def list_spellings(op_name: str) -> tuple[str, ...]:
 
 def strip_scope_prefix(op_name: str) -> str:
     """Return the name of the operator that a gradient or a recomputed call belongs to."""
-    for scope in (GRADIENTS_PREFIX, _RECOMPUTE_PREFIX):
+    for scope in (GRADIENTS_PREFIX, RECOMPUTED_PREFIX):
         if op_name.startswith(scope):
             return op_name[len(scope) :]
     return op_name
+
+
+def has_scope_prefix(op_name: str, prefix: str) -> bool:
+    """Return whether a name begins with such a prefix, also one that is spelled as in files.
+
+    >>> has_scope_prefix("Gradients_fc_weight", "Gradients/")
+    True
+    >>> has_scope_prefix("Gradients_fc.weight", "Gradients/")
+    False
+    """
+    if op_name.startswith(prefix):
+        return True
+    return op_name.startswith(sanitize_name(prefix)) and op_name == sanitize_name(op_name)
 
 
 def extract_op_type(op_name: str) -> str:

@@ -181,3 +181,45 @@ def test_run_rejects_another_perturbation_in_one_line(capsys):
     code, out, err = told(capsys, "run", "--perturb", "2ulp", "--", "true")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "'2ulp' is not '1ulp'" in err
+
+
+def test_selection_without_a_card_names_those_there_are(tmp_path, capsys):
+    tree = make_tree(tmp_path / "a", CARD, CARD)
+    code, out, err = told(capsys, "card", tree, "--iteration", 9)
+    assert (code, err) == (0, "")
+    assert out == "no run card matches; the tree has those of rank 0-1, iteration 0-1\n"
+
+
+@pytest.mark.parametrize("command", ["card", "forecast", "status"])
+def test_damaged_manifest_is_named_and_fails(command, tmp_path, capsys):
+    tree = make_tree(tmp_path / "a", CARD, CARD, ranks=1)
+    manifest = max(tree.rglob("iteration_1.*.json"))
+    manifest.write_bytes(manifest.read_bytes()[:200])
+    code, out, err = told(capsys, command, tree)
+    assert code == 1
+    assert f"{manifest}: manifest cannot be read: " in (out if command == "status" else err)
+
+
+def test_headings_have_the_names_of_attached_models(tmp_path, capsys):
+    """Both are of one class; the card has them in the order in which they were attached."""
+    models = tuple(replace(CARD.models[0], name=name) for name in ("G", "D"))
+    tree = TreeBuilder(tmp_path)
+    for graph in (1, 0):
+        name = "Default/network-Sequential/Sequential-op0"
+        tree.tensor(0, 0, name, np.ones(2, np.float32), graph=graph)
+    tree.complete(0, 0, world_size=1, card=json.loads(format_card(replace(CARD, models=models))))
+    _, out, _ = told(capsys, "ls", tree.root)
+    headings = [line for line in out.splitlines() if line.startswith("rank 0, ")]
+    assert [line.rpartition(", ")[2] for line in headings] == ["model D", "model G"]
+
+
+@pytest.mark.parametrize("cards", [(), (CARD,)], ids=["none", "one-model"])
+def test_headings_have_classes_where_cards_do_not_have_all_models(tmp_path, capsys, cards):
+    tree = TreeBuilder(tmp_path)
+    for graph, kind in enumerate(("G", "D")):
+        name = f"Default/network-{kind}/{kind}-op0"
+        tree.tensor(0, 0, name, np.ones(2, np.float32), graph=graph)
+    tree.complete(0, 0, world_size=1, card=json.loads(format_card(CARD)) if cards else None)
+    _, out, _ = told(capsys, "ls", tree.root)
+    assert ", model G\n" in out
+    assert ", model D\n" in out

@@ -357,3 +357,33 @@ def test_diff_states_that_nothing_was_compared(tmp_path, capsys):
     code, out, _ = told(capsys, *roots, "--match", "exact")
     assert code == 1
     assert out.splitlines()[0] == "nothing was compared: 2 tensors without a partner"
+
+
+def write_two_jobs(root):
+    """The same job two times in one tree; the second one has the values of `grown`."""
+    for job, clock_us in (("1", 1_700_000_000_000_000), ("2", 1_800_000_000_000_000)):
+        tree = TreeBuilder(root, job=job, clock_us=clock_us)
+        for name in NAMES:
+            tree.tensor(0, 0, name, np.full((4, 8), int(job), np.float32))
+        tree.complete(0, 0, world_size=1, session=f"session{job}")
+    return root
+
+
+def test_last_of_two_jobs_is_compared(tmp_path, capsys):
+    both = write_two_jobs(tmp_path / "both")
+    last = TreeBuilder(tmp_path / "last")
+    for name in NAMES:
+        last.tensor(0, 0, name, np.full((4, 8), 2, np.float32))
+    last.complete(0, 0, world_size=1)
+    code, out, _ = told(capsys, both, last.root)
+    lines = out.splitlines()
+    assert code == 0
+    assert f"a: {both} (the last of 2 jobs: --job-a selects another)" in lines
+    assert "4 pairs of tensors: 4 same" in lines
+    code, out, _ = told(capsys, last.root, both, "--noise", both)
+    assert f"b: {both} (the last of 2 jobs: --job-b selects another)\n" in out
+    assert f"{both} (the last of 2 jobs)" in out.replace("\n  ", " ")
+    code, out, _ = told(capsys, both, both, "--job-a", "1")
+    assert code == 1
+    assert "4 pairs of tensors: 4 different" in out
+    assert f"a: {both}\n" in out

@@ -109,3 +109,23 @@ def test_order_counts_lines_and_events(folder, capsys):
     assert run_command_line(["order", str(folder.parent), "--op", "AllReduce", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["entries"]
     assert found["position"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "why"),
+    [
+        (b"", 0, "the file is empty: its order is lost"),
+        (ORDER_HEADER.encode()[:9], 0, "its first line is not the header of an order file"),
+        (None, 1, "its last line is incomplete: the rest is lost"),
+    ],
+    ids=["empty", "header", "last-line"],
+)
+def test_damaged_order_is_told_and_not_called_unpublished(folder, capsys, content, shown, why):
+    path = folder / make_order_file_name(0)
+    write(folder, path.name, [entry(0, 0), entry(1, 1)])
+    path.write_bytes(path.read_bytes()[:-4] if content is None else content)
+    assert run_command_line(["order", str(folder.parent)]) == 1
+    captured = capsys.readouterr()
+    assert f"{shown} line" in captured.out
+    assert "not published" not in captured.out
+    assert captured.err == f"{path}: {why}\n"

@@ -149,3 +149,18 @@ def test_missing_extra_is_named(filled, capsys, monkeypatch, command):
     code, _, err = told(capsys, command, filled, *(["SELECT 1"] if command == "query" else []))
     assert code == 2
     assert "install it with: pip install 'rankdump[table]'" in err
+
+
+@pytest.mark.parametrize("cut", [200, -3], ids=["beginning", "end"])
+def test_damaged_manifest_is_named_and_not_missing_in_the_table(filled, capsys, cut):
+    manifest = next((filled / "rank_1/.dump_metadata/manifest").iterdir())
+    manifest.write_bytes(manifest.read_bytes()[:cut])
+    asked = ("query", filled, "SELECT count(*) AS n FROM tensors", "--csv")
+    named = f"{manifest}: manifest cannot be read: "
+    code, out, err = told(capsys, *asked)
+    assert (code, out, err.startswith(named)) == (1, "n\n2\n", True)
+    code, _, err = told(capsys, "index", filled)
+    assert (code, err.startswith(named)) == (1, True)
+    code, out, err = told(capsys, *asked)
+    assert (code, out, err.startswith(named)) == (1, "n\n2\n", True)
+    assert "rankdump index" not in err

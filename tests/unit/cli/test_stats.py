@@ -204,3 +204,8 @@ def test_stats_without_rows_prints_no_blank_line(grown, capsys):
     """What is said begins with a sentence where nothing is listed."""
     _, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
     assert out.startswith("no tensor matches")
+
+
+def test_tree_without_tensors_is_said_to_have_none(tmp_path, capsys):
+    (tmp_path / "rank_0").mkdir()
+    assert told(capsys, "stats", tmp_path) == (0, f"{tmp_path}: no tensors\n", "")

@@ -115,3 +115,6 @@ def test_format_scope_name_begins_with_the_model_it_is_given():
     assert format_scope_name(linear, "G") == "G.0/Linear-op0"
     assert format_scope_name(f"Gradients/{linear}", "G") == "Gradients/G.0/Linear-op0"
     assert format_scope_name("Default/network-G/G-op0", "G") == "G-op0"
+    assert format_scope_name("Default/network-Net/Net-op0", "G") == "G/Net-op0"
+    assert format_scope_name("Gradients/Default/network-Net/Net-op0", "G") == "Gradients/G/Net-op0"
+    assert format_scope_name("Default/AllReduce-op0", "G") == "AllReduce-op0"

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from support.tensor_layouts import shard_rows
+from support.tree_builder import TreeBuilder
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._cli.tree_contents import describe_entries, format_overview
@@ -396,3 +397,15 @@ def test_elements_of_a_list_argument_are_told_apart(tmp_path, capsys):
     assert code == 0
     rows = [line.split() for line in out.splitlines() if "float32" in line]
     assert [row[1:3] for row in rows] == [["input", "0.0"], ["input", "0.1"], ["output", "0"]]
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_several_jobs_of_a_tree_are_told(command, tmp_path, capsys):
+    for job in ("one", "two"):
+        tree = TreeBuilder(tmp_path, job=job)
+        tree.tensor(0, 0, f"Default/{job}/Linear-op0", np.ones(2, np.float32))
+        tree.complete(0, 0, world_size=1, session=job)
+    run_command_line([command, str(tmp_path)])
+    assert "the tree has 2 jobs: --job selects one\n" in capsys.readouterr().out
+    run_command_line([command, str(tmp_path), "--job", "one"])
+    assert " jobs:" not in capsys.readouterr().out

@@ -246,3 +246,21 @@ def test_options_behind_the_command_are_those_of_the_command(
     for words in (["train.py", "--json", "--twice"], ["--", "train.py", "--output", "x"]):
         assert run_command_line(["run", *words]) == 0
     assert seen == [("train.py", "--json", "--twice"), ("train.py", "--output", "x")]
+
+
+@pytest.mark.parametrize(("second", "said"), [(3, "3 were"), (4, "3 and 4 were")])
+def test_dropped_tensors_are_not_called_deterministic(
+    tmp_path: Path, second: int, said: str
+) -> None:
+    trees = [tmp_path / "first", tmp_path / "second"]
+    for root, dropped in zip(trees, (3, second), strict=True):
+        tree = TreeBuilder(root)
+        tree.tensor(0, 0, FIRST, ONE)
+        tree.complete(0, 0, world_size=1, expected=1 + dropped, dropped={"buffer_full": dropped})
+    found = compare_exactly(*trees)
+    assert found.is_deterministic
+    assert format_twice(found)[0] == (
+        "deterministic: 1 tensor of rank 0 in iteration 0 have the same bits in both runs; "
+        f"{said} dropped and not compared"
+    )
+    assert make_body(found, [0, 0])["dropped"] == [3, second]

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdump._analysis.compare.call_names import is_layer_mark
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
@@ -28,6 +27,7 @@ from rankdump._analysis.compare.report import (
     PairOutcome,
     TensorVerdict,
 )
+from rankdump._analysis.reader.statistic_tables import is_layer_mark
 from rankdump._layout.api_tree import ApiFileNames, join_tensor_name, parse_call_name, parse_place
 from rankdump.errors import ExhaustedError
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from rankdump._analysis.compare.report import DumpedCall
+from rankdump._analysis.reader.statistic_tables import is_layer_mark
 from rankdump._core.record import sanitize_name
 from rankdump._core.selection import list_spellings, strip_scope_prefix
 from rankdump._layout.api_tree import CALL_KINDS, LAYER_KIND, parse_call_name
@@ -149,12 +150,6 @@ def normalize_shape(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
 def is_numbered_call(call: DumpedCall) -> bool:
     """Return whether the name counts calls, so that an extra call shifts all later names."""
     return parse_call_name(call.op_name) is not None and not is_layer_mark(call.op_name)
-
-
-def is_layer_mark(op_name: str) -> bool:
-    """Return whether a name is that of a layer mark, which records the call of a module."""
-    api = parse_call_name(op_name)
-    return api is not None and api.kind == LAYER_KIND
 
 
 def parse_module_path(op_name: str) -> tuple[str, ...]:

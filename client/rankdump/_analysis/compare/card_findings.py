@@ -126,12 +126,14 @@ def compare_cards(
     return _make_printable((*differences, *others, *remarks))
 
 
-def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
-    """Return what differs between the ranks of one dump although it should agree."""
+def compare_ranks(found: FoundCards, others: FoundCards | None = None) -> tuple[CardFinding, ...]:
+    """Return what differs between the ranks of one dump although it should agree.
+
+    `others` are the cards of the whole tree, where nothing in it was found.
+    """
     problems = _list_problems("the tree", found)
     if not found.cards:
-        why = "an earlier release or another program wrote it, or its plan has card: false"
-        return _make_printable((*problems, _remark(f"the tree has no run cards: {why}")))
+        return _make_printable((*problems, _explain_no_cards(others.cards if others else ())))
     findings = [*_compare_replicas(found.cards), *_compare_rank_rates(found.cards)]
     first: dict[int, RankCard] = {}
     for each in found.cards:
@@ -143,6 +145,16 @@ def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
             findings += _compare_rank_facts(subject, list_values, cards)
     findings += _describe_equal_batches(found.cards)
     return _make_printable((*findings, *problems))
+
+
+def _explain_no_cards(others: Sequence[RankCard]) -> CardFinding:
+    if not others:
+        why = "an earlier release or another program wrote it, or its plan has card: false"
+        return _remark(f"the tree has no run cards: {why}")
+    ranks = ranges(each.rank for each in others)
+    iterations = ranges(each.iteration for each in others)
+    there = f"rank {ranks}, iteration {iterations}"
+    return _remark(f"no run card matches; the tree has those of {there}")
 
 
 # -- causes of a step

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain, repeat
 from operator import attrgetter
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
@@ -63,11 +64,19 @@ if TYPE_CHECKING:
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
 PairsComparer: TypeAlias = Callable[[Sequence[TensorPair], ComparisonSettings], list[PairOutcome]]
 """`compare_pairs` in some processes."""
-_GivenDump: TypeAlias = "tuple[Dump, Mapping[str, int | None]]"
-"""A dump, with the filters that are its own."""
 _ProgramPairs: TypeAlias = "Sequence[tuple[DumpedProgram, DumpedProgram]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
+
+
+class _GivenDump(NamedTuple):
+    """A dump of one job."""
+
+    dump: Dump
+    own: Mapping[str, int | None]
+    """The filters that are its own."""
+    choice: str = ""
+    """Which of several jobs it is, where nobody selected one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +117,9 @@ def compare(
 
     `a` and `b` are trees of any layout, or parts selected with `where`; `b` is the reference. With
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
-    also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
-    the last attempt is compared unless one is selected. Two elements are close when
+    also of one tree; filters are those of `Dump.where` and apply to both sides. Of several jobs in
+    a tree the last is compared unless `Dump.of_job` selects one, of a restarted job the last
+    attempt. Two elements are close when
     `abs(a - b) <= atol + rtol * abs(b)`, 1e-4 each by default; NaN equals NaN only with
     `equal_nan`. `noise` are runs that should agree with `b`: then their errors are the tolerances.
     Without them, and without `rtol` and `atol`, ranks that are joined are judged by the error of
@@ -195,7 +205,7 @@ def _compare_tables(
     tensors that columns are worth their start; else None. Iterations with tensors are compared as
     programs.
     """
-    dumps = [dump for dump, _ in given]
+    dumps = [each.dump for each in given]
     has_filter = any(value is not None for value in common.values())
     if has_filter or settings.named or not _are_worth_columns(given):
         return None
@@ -233,12 +243,12 @@ def _compare_tables(
 
 def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
     """Return whether two whole dumps are compared that have many tensors without files."""
-    selected = [number for _, own in given for number in own.values() if number is not None]
-    if len(given) > 2 or selected or any(dump.is_filtered for dump, _ in given):
+    selected = [number for each in given for number in each.own.values() if number is not None]
+    if len(given) > 2 or selected or any(each.dump.is_filtered for each in given):
         return False
     # The first question walks the tree.
     with collector_paused():
-        return all(dump.tabled_tensors >= MIN_TABLED_TENSORS for dump, _ in given)
+        return all(each.dump.tabled_tensors >= MIN_TABLED_TENSORS for each in given)
 
 
 def _list_side_programs(
@@ -286,9 +296,9 @@ def _select_sides(
     joined: where that is asked, or where the layouts differ.
     """
     with collector_paused():
-        sides = [_select_side(dump, common, own, notes) for dump, own in given]
+        sides = [_select_side(each, common, notes) for each in given]
         if unshard is None:
-            ranks = [own["rank"] for _, own in given] + [common.get("rank")]
+            ranks = [each.own["rank"] for each in given] + [common.get("rank")]
             has_ranks = any(rank is not None for rank in ranks)
             others = [side for side in sides if side is not sides[1]]
             unshard = not has_ranks and any(
@@ -382,25 +392,30 @@ def _make_settings(
 def _open_dumps(
     sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
 ) -> list[_GivenDump]:
-    """Return the dumps of sources with their filters; a path that is given twice is walked once."""
+    """Return the dumps of sources with their filters, of a tree with several jobs the last one; a
+    path that is given twice is walked once.
+    """
     open_once = cache(open_dump)
-    return [
-        (source if isinstance(source, Dump) else open_once(fspath(source)), own)
-        for source, own in sources
-    ]
+    given: list[_GivenDump] = []
+    for (source, own), side in zip(sources, chain("ab", repeat("")), strict=False):
+        dump = source if isinstance(source, Dump) else open_once(fspath(source))
+        jobs, choice = dump.list_jobs_by_time(), ""
+        if len(jobs) > 1:
+            other = f": --job-{side} selects another" if side else ""
+            dump, choice = dump.of_job(jobs[-1]), f" (the last of {len(jobs)} jobs{other})"
+        given.append(_GivenDump(dump, own, choice))
+    return given
 
 
-def _select_side(
-    dump: Dump, common: Filters, own: Mapping[str, int | None], notes: list[str]
-) -> DumpSide:
+def _select_side(source: _GivenDump, common: Filters, notes: list[str]) -> DumpSide:
+    dump, own, choice = source
     given = {name: value for name, value in common.items() if value is not None}
     given.update((name, value) for name, value in own.items() if value is not None)
-    several = ""
     if "attempt" not in given and dump.has_several_attempts:
         given["attempt"] = dump.attempts[-1]
-        several = f" (the last of attempts {ranges(dump.attempts)})"
+        choice += f" (the last of attempts {ranges(dump.attempts)})"
     label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
-    label += several
+    label += choice
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     missing = tuple(each for each in left.problems if each.endswith(MISSING_FILE_ENDING))

@@ -50,6 +50,8 @@ class ExactReport:
     """Pairs that do not have the same bits, tensors of one run alone among them."""
     by_statistics: int
     """Equal pairs of which nothing but statistics is known."""
+    dropped: tuple[int, int] = (0, 0)
+    """Tensors of each run that were dropped, and so not compared."""
 
     @property
     def is_deterministic(self) -> bool:
@@ -96,6 +98,7 @@ def compare_exactly(a: Path, b: Path) -> ExactReport:
         len(rows),
         sum(not row.agrees for row in rows),
         sum(row.outcome.verdict is TensorVerdict.SAME and not _has_digest(row) for row in rows),
+        (first.dropped_count, second.dropped_count),
     )
 
 

@@ -23,7 +23,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.number_ranges import ranges
 from rankdump._core.record import TensorSide
-from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.selection import GRADIENTS_PREFIX, has_scope_prefix
 from rankdump._core.tensor_layout import PlacementKind, TensorLayout
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -230,7 +230,7 @@ def _merge_tensors(tensors: Sequence[DumpedTensor], call: DumpedCall) -> DumpedT
         return first if first.statistics or first.fingerprint else None
     if call.op_type == PARAMETER_OP_TYPE:
         return None
-    is_gradient = call.op_name.startswith(GRADIENTS_PREFIX)
+    is_gradient = has_scope_prefix(call.op_name, GRADIENTS_PREFIX)
     return first._replace(guesses=guess_whole_tensors(wholes, is_gradient=is_gradient))
 
 

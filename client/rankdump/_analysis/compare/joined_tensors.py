@@ -42,7 +42,7 @@ from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._analysis.reader.tensor_loader import opened_parts
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.selection import GRADIENTS_PREFIX, has_scope_prefix
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 MAX_LOADED_BYTES = 64 << 20
@@ -82,7 +82,7 @@ def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind
     """Return what a tensor is, by the names of its operator."""
     if named is None or named.op_type == PARAMETER_OP_TYPE:
         return ActivationKind.NONE
-    is_gradient = named.op_name.startswith(GRADIENTS_PREFIX)
+    is_gradient = has_scope_prefix(named.op_name, GRADIENTS_PREFIX)
     return ActivationKind.GRADIENT if is_gradient else ActivationKind.VALUE
 
 

@@ -37,7 +37,7 @@ from rankdump._analysis.compare.tensor_blocks import TensorElements, select_comp
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
-from rankdump._analysis.reader.tree import are_statistics_finite
+from rankdump._analysis.reader.tree import Entry, are_statistics_finite
 from rankdump._core.units import format_count
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
@@ -184,14 +184,16 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
         return _compare_guesses(a, b, settings.tolerances)
-    if have_equal_fingerprints(a, b):
+    # What a manifest says of a file holds for one of the size that it had then.
+    is_whole = not (_has_other_size(a.entry) or _has_other_size(b.entry))
+    if is_whole and have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
         return _build_unread_outcome(TensorVerdict.SAME, a, b, *findings)
     if a.parts or b.parts:
         alone = a.entry is None or b.entry is None
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
     same = a.digest and a.digest == b.digest and not a.digest.startswith(XOR_KIND)
-    if same and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
+    if is_whole and same and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.SAME, a, b) if known else _SAME_DIGEST
@@ -204,6 +206,15 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if a.entry is None and b.entry is None:
         return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
     return None
+
+
+def _has_other_size(entry: Entry | None) -> bool:
+    """Return whether a file has another size than in its manifest, which has 0 for a link. Then it
+    is damaged, or was packed later, which its content shows.
+    """
+    if entry is None or entry.record is None or entry.member:
+        return False
+    return entry.record.bytes_stored not in (0, entry.stored_bytes)
 
 
 def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:

@@ -24,14 +24,11 @@ from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.fingerprints import FingerprintsByRecord
 from rankdump._analysis.reader.tree import Entry, Figures
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
-from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.selection import GRADIENTS_PREFIX, RECOMPUTED_PREFIX, has_scope_prefix
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout import api_tree, statistic_tables
 from rankdump._layout.foreign_calls import FOREIGN_TITLES
 from rankdump.errors import CorruptedError
-
-RECOMPUTED_PREFIX = "Recompute/"
-"""Prefix of the name of a call that activation checkpointing runs again."""
 
 _NamedTensor: TypeAlias = "Entry | Figures"
 _TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
@@ -157,10 +154,11 @@ def _build_call(
 ) -> DumpedCall:
     graph, name = named
     api = api_tree.parse_call_name(name)
-    backward = name.startswith(GRADIENTS_PREFIX) or (
+    # Where no full name is known, that of a gradient would be taken for its parameter's.
+    backward = has_scope_prefix(name, GRADIENTS_PREFIX) or (
         api is not None and api.direction == "backward"
     )
-    repeated = name.startswith(RECOMPUTED_PREFIX) or any(
+    repeated = has_scope_prefix(name, RECOMPUTED_PREFIX) or any(
         tensor.argument.endswith(_RECOMPUTED_SUFFIX) for tensor in tensors
     )
     sides = _split_sides(tensors)

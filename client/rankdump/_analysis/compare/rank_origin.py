@@ -392,7 +392,7 @@ def _build_outside_origin(
         wrong = [each for each in step.rows if question.is_bad(each)]
         bad = "; ".join(_describe_bad_tensor(each, question) for each in wrong[:2])
         return RankOrigin(question, (step,), (bad,), LATER_INPUTS_REASON)
-    how = "differ already" if question.kind == "difference" else "are not finite already"
+    how = "differ already" if question.kind == "difference" else "are already not finite"
     bad = _describe_bad_tensor(row, question)
     reason = f"its inputs {how}: they come from outside what was dumped: {bad}"
     if any(each.outputs for each in steps):

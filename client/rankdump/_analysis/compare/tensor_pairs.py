@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rankdump._analysis.compare.call_names import is_layer_mark, normalize_shape
+from rankdump._analysis.compare.call_names import normalize_shape
 from rankdump._analysis.compare.call_pairs import pair_calls
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
@@ -20,6 +20,7 @@ from rankdump._analysis.compare.report import (
     ProgramPlace,
     TensorPair,
 )
+from rankdump._analysis.reader.statistic_tables import is_layer_mark
 from rankdump._layout.api_tree import parse_place
 
 _MAX_LISTED_NUMBERS = 8

@@ -32,6 +32,7 @@ from rankdump._analysis.fsck.manifest_check import (
 )
 from rankdump._analysis.fsck.tree_scan import (
     check_long_names,
+    check_orders,
     check_unlisted_files,
     plan_file_checks,
     read_regular_file,
@@ -95,6 +96,7 @@ def check_tree(
     damages += (_interrupted_removal(held) for held in hidden)
     by_path = {seen.path: seen for seen in everything}
     damages += check_fingerprints(root, manifests, by_path)
+    damages += check_orders(root, everything)
     if manifests:
         damages += check_tables(root, everything, manifests)
     else:

@@ -20,10 +20,11 @@ from rankdump._analysis.fsck.damage import (
     StoredManifest,
     TreeItem,
 )
+from rankdump._analysis.reader.coordinator_files import find_order_damage
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
-from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
+from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER, parse_order_file_name
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.open_flags import READ_FLAGS
 from rankdump._layout import statistic_tables
@@ -83,6 +84,19 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
             for name in find_absent_names(folder, names, folders[seen.folder_path]):
                 text = f"{seen.path} names it, but it does not exist"
                 yield FileDamage(DamageKind.MISSING, f"{seen.folder_path}/{name}", text)
+
+
+def check_orders(root: Path, everything: Iterable[TreeItem]) -> Iterator[FileDamage]:
+    """Yield the files of the merged execution order that have lost their beginning or end."""
+    for seen in everything:
+        is_order = seen.is_regular and parse_order_file_name(seen.name) is not None
+        if is_order and seen.folder_path == GLOBAL_ORDER_FOLDER:
+            try:
+                why = find_order_damage(root / seen.path)
+            except CorruptedError as error:
+                why = str(error)
+            if why:
+                yield FileDamage(DamageKind.TORN, seen.path, why)
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:

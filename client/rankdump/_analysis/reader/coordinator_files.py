@@ -92,6 +92,13 @@ class PublishedOrder:
         ]
         return heapq.merge(*parts, key=lambda entry: entry.position)
 
+    def list_damages(self, attempt: int | None = None) -> list[str]:
+        """Return a sentence about each file that has lost its beginning or end. The last line of a
+        job that runs may be incomplete for a moment.
+        """
+        files = [path for path, _ in list_order_files(self, attempt)]
+        return [f"{path}: {why}" for path in files if (why := find_order_damage(path))]
+
     def read_last_entries(self, attempt: int | None = None) -> list[OrderEntry]:
         """Return the last entry of each graph and attempt; reads only the ends of the files."""
         found = (_read_last_entry(path) for path, _ in list_order_files(self, attempt))
@@ -104,6 +111,21 @@ def list_order_files(
     """Return the files of an order, or of an attempt in it, with what their names say."""
     named = ((path, _parse_name(path)) for path in order.paths)
     return [(path, name) for path, name in named if attempt in (None, name.attempt)]
+
+
+def find_order_damage(path: Path) -> str:
+    """Return what is wrong with the beginning or the end of an order file; empty if both are right.
+
+    CorruptedError where it cannot be read.
+    """
+    with named_errors(path), path.open("rb") as file:
+        header = file.readline(len(ORDER_HEADER))
+        if not header:
+            return "the file is empty: its order is lost"
+        if header.decode("utf-8", "replace") != ORDER_HEADER:
+            return "its first line is not the header of an order file"
+        file.seek(-1, os.SEEK_END)
+        return "" if file.read() == b"\n" else "its last line is incomplete: the rest is lost"
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
@@ -141,7 +163,8 @@ def _explain_missing_order(root: Path) -> str:
     )
     if own:
         first = own[0].relative_to(root)
-        return f"{why}; the execution order of each rank is in {len(own)} files such as {first}"
+        where = f"in {len(own)} files such as {first}" if len(own) > 1 else f"in {first}"
+        return f"{why}; the execution order of each rank is {where}"
     if any(RANK_FOLDER_PATTERN.fullmatch(path.name) for path in root.glob("rank*")):
         return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
     return why

@@ -21,6 +21,7 @@ from rankdump._analysis.reader.fingerprints import (
 from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
+    list_jobs_by_time,
     read_first_statuses,
     read_tree_sessions,
 )
@@ -50,6 +51,7 @@ from rankdump._analysis.reader.tree import (
     place_in_time_of,
 )
 from rankdump._analysis.reader.tree_files import FolderIndex
+from rankdump._analysis.reader.tree_status import count_tree_drops
 from rankdump._analysis.reader.tree_walk import find_root, walk
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey
@@ -82,6 +84,8 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     if root.is_file() and find_foreign_reader(root) is not None:
         check_ours(root)
         return Dump(_TreeCache(root))
+    if root.is_file():
+        raise CorruptedError(f"{root}: is not a dump: expected a folder that contains {ROOT_FORMS}")
     if not root.is_dir():
         raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
@@ -103,6 +107,7 @@ class _TreeCache:
         self.root, self.job_id, self.attempt = root, job_id, attempt
         self._trees: dict[tuple[Query, ...], Tree] = {}
         self._attempts: dict[int, _TreeCache] = {}
+        self._jobs: dict[str, _TreeCache] = {}
 
     def tree(self, queries: tuple[Query, ...]) -> Tree:
         """Return a tree with at least the places that the queries select."""
@@ -113,11 +118,19 @@ class _TreeCache:
         tree = walk(self.root, *places, job_id=self.job_id, attempt=self.attempt)
         return self._trees.setdefault(places, tree)
 
+    def list_problems(self) -> tuple[str, ...]:
+        """Return the problems of the parts that were read."""
+        return tuple(problem for tree in self._trees.values() for problem in tree.problems)
+
     def of_attempt(self, attempt: int) -> _TreeCache:
         """Return the cache for an attempt of the same job."""
         if attempt == self.attempt:
             return self
         return self._attempts.setdefault(attempt, _TreeCache(self.root, self.job_id, attempt))
+
+    def of_job(self, job_id: str) -> _TreeCache:
+        """Return the cache for a job in the tree."""
+        return self._jobs.setdefault(job_id, _TreeCache(self.root, job_id, self.attempt))
 
 
 class Dump:
@@ -148,6 +161,11 @@ class Dump:
         """Sentences about unreadable files, and about missing files that a manifest names."""
         return self._tree.problems
 
+    @property
+    def walked_problems(self) -> tuple[str, ...]:
+        """Those of the parts that were read so far; reads nothing for them."""
+        return self._source.list_problems()
+
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters select; ConfigError for a bad filter."""
         if not filters:
@@ -164,7 +182,7 @@ class Dump:
         """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):
             return self
-        return Dump(_TreeCache(self.root, job_id, self._source.attempt), self._queries)
+        return Dump(self._source.of_job(job_id), self._queries)
 
     @property
     def attempts(self) -> tuple[int, ...]:
@@ -184,9 +202,21 @@ class Dump:
     @property
     def jobs(self) -> tuple[str, ...]:
         """Ids of the jobs that dumped into the tree."""
-        found = {each.status.job_id for each in self._tree.manifests}
-        found.update(each.status.job_id for each in self._tree.own_sessions)
-        return tuple(sorted(found))
+        return self._tree.jobs
+
+    @property
+    def dropped_count(self) -> int:
+        """Number of tensors that the plan selects and that are not in the tree, as far as its
+        manifests count them.
+        """
+        return count_tree_drops(self._tree)
+
+    def list_jobs_by_time(self) -> tuple[str, ...]:
+        """Return the jobs that may be selected with `of_job`, the one that began last at the end;
+        a dump of one job has only that.
+        """
+        own = self._source.job_id
+        return (own,) if own else list_jobs_by_time(self.root)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ from rankdump._analysis.reader.table_records import MAX_STAMP_US, TableRecords
 from rankdump._analysis.reader.tree import Figures, Table
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
-from rankdump._layout.api_tree import split_tensor_name
+from rankdump._layout.api_tree import LAYER_KIND, split_tensor_name
 from rankdump._layout.statistic_tables import StatisticCsvRow, parse_statistic_table
 from rankdump.errors import CorruptedError
 
@@ -52,6 +52,8 @@ _FINITE_LINE = re.compile(
     rb'(?:, (?:"[^"\\]*"|\[\]), (?:' + _NUMBER + rb"|NaN|\[\]))?\]\s*\Z"
 )
 """A line of an info file with a row, of a tensor whose maximum and minimum are finite."""
+_LAYER_LINE = f'["{LAYER_KIND}_'.encode()
+"""Begin of the line of a layer mark."""
 _PLAIN_END = b"]]"
 """Of a line without a norm."""
 _NO_NUMBERS = (b"NaN", b"null", b"[]", None)
@@ -135,10 +137,12 @@ class GrowingTable:
                     del makers[iteration]
 
     def count_finite_rows(self, iteration: int) -> int:
-        """Return the rows of an iteration of an info file; 0 where one may not be finite."""
-        places = self._places[iteration]
-        lines = (line.text for line in self._read_lines(places))
-        return len(places) if all(map(_FINITE_LINE.match, lines)) else 0
+        """Return the rows of an iteration of an info file without layer marks; 0 where one may not
+        be finite.
+        """
+        lines = [line.text for line in self._read_lines(self._places[iteration])]
+        marks = sum(line.startswith(_LAYER_LINE) for line in lines)
+        return len(lines) - marks if all(map(_FINITE_LINE.match, lines)) else 0
 
     def read_text(self, iteration: int) -> bytes:
         """Return the lines of an iteration of a `statistic.csv` behind its header."""
@@ -291,8 +295,8 @@ class _StatisticForm:
         each = iter(lines)
         while batch := list(islice(each, _LINES_AT_A_TIME)):
             for row in self._parse(batch):
-                record = self._known.find_of_row(self._table, row)
-                yield make_statistics_row(row, self._table, iteration, record)
+                found = self._known.find_of_row(self._table, row)
+                yield make_statistics_row(row, self._table, iteration, *found)
 
     def _parse(self, lines: Sequence[_NumberedLine]) -> list[StatisticCsvRow]:
         text = b"\n".join([self._header, *(line.text.rstrip(b"\r") for line in lines)])

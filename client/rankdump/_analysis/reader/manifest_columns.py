@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ from pyarrow import json as arrow_json
 from rankdump._analysis.table.table_schema import ITERATION_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.json_values import read_json
-from rankdump._core.manifest import Manifest, is_intact
+from rankdump._core.manifest import Manifest, is_intact, is_sealed
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
@@ -107,7 +108,7 @@ def read_manifest_columns(
         except FileNotFoundError:
             continue  # removed since it was listed
         except CorruptedError as error:
-            problems.append(f"{access.root / path}: cannot be read: {error}")
+            problems.append(f"{access.root / path}: {error}")
         except OSError as error:
             disk_errors.append(error)
             problems.append(f"{access.root / path}: cannot be read: {error.strerror}")
@@ -131,12 +132,12 @@ def _read_file(access: TreeAccess, path: str) -> _ManifestFile:
     folder, _, name = path.rpartition("/")
     data = access.read(folder, name)
     if not is_intact(data):
-        raise CorruptedError("its checksum is wrong")
-    try:
-        return _split_file(path, data)
-    except ValueError:
-        # Another program, or an early version, formatted it.
-        return _split_file(path, _format_again(data))
+        raise CorruptedError("manifest cannot be read: its checksum is wrong")
+    if is_sealed(data):
+        with suppress(ValueError):
+            return _split_file(path, data)
+    # Another program, or an early version, formatted it; or its end is lost.
+    return _split_file(path, _format_again(data))
 
 
 def _split_file(path: str, data: bytes) -> _ManifestFile:

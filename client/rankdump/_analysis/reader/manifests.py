@@ -157,6 +157,13 @@ def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
         yield from list_manifest_files(root, folder, [])
 
 
+def list_rank_manifests(root: Path, rank: int) -> list[ManifestFileName]:
+    """Return the manifests of a rank by its number, whatever its folder is called."""
+    named = ((name, RANK_FOLDER_PATTERN.fullmatch(name)) for name in list_rank_folders(root))
+    folders = [name for name, parts in named if parts is not None and int(parts[2]) == rank]
+    return [file for name in folders for file in list_manifest_files(root, name, [])]
+
+
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
     """Return the manifests in the folder of a rank, sorted by iteration."""
     folder, names = root / rank / MANIFEST_FOLDER, list[str]()
@@ -288,6 +295,19 @@ def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
         for session, own in files.items()
         if (manifest := next(read_manifests(own, [], read_balance), None)) is not None
     }
+
+
+def list_jobs_by_time(root: Path) -> tuple[str, ...]:
+    """Return the jobs that have manifests, the one that began last at the end.
+
+    Where session files do not say when a job began, it comes before those that have some.
+    """
+    began = {status.job_id: 0 for status in read_first_statuses(root).values()}
+    for each in read_tree_sessions(root):
+        job_id = each.status.job_id
+        if job_id in began:
+            began[job_id] = max(began[job_id], each.status.started_us or each.changed_us)
+    return tuple(sorted(began, key=lambda job_id: (began[job_id], job_id)))
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:

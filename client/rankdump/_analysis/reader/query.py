@@ -14,7 +14,8 @@ from typing import Protocol, TypedDict
 
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
-from rankdump._core.selection import parse_iterations
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.selection import find_idle_segments, parse_iterations
 from rankdump.errors import ConfigError
 
 _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -73,7 +74,7 @@ class Query:
     iterations: IterationSelection | None = None
     """When set, constants are left out: they belong to no iteration."""
     glob: str | None = None
-    """Glob over the operator's whole name or its type."""
+    """Glob over the operator's whole name, its short name for people or its type."""
     pattern: re.Pattern[str] | None = None
     """Expression that is found anywhere in the operator's name."""
     op_type: str | None = None
@@ -156,7 +157,8 @@ def _parse_iterations(given: int | str) -> IterationSelection:
     if not isinstance(given, str):
         return IterationSelection(str(given), ((int(given), int(given)),))
     iterations = parse_iterations(given)
-    if iterations is None:
+    # A configuration may have segments that match nothing; here they are a mistake.
+    if iterations is None or find_idle_segments(given):
         raise ConfigError("filter", "iteration", given, 'a number, or text such as "0|2-3"')
     return iterations
 
@@ -169,9 +171,12 @@ def _parse_side(given: str) -> TensorSide:
 
 
 def _matches_glob(op_type: str, names: tuple[str, str], glob: str) -> bool:
-    return any(fnmatchcase(name, glob) for name in (op_type, *names)) or fnmatchcase(
-        names[1], _sanitize_glob(glob)
+    return (
+        any(fnmatchcase(name, glob) for name in (op_type, *names))
+        or fnmatchcase(names[1], _sanitize_glob(glob))
+        or fnmatchcase(_shorten_name(names[0]), glob)
     )
 
 
 _sanitize_glob = lru_cache(maxsize=8)(sanitize_name)
+_shorten_name = lru_cache(maxsize=1 << 14)(format_scope_name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,8 @@ class FoundCards(NamedTuple):
     """Sentences about cards that cannot be read."""
     without: int
     """Manifests that have none."""
+    unread: tuple[str, ...] = ()
+    """Sentences about manifests that cannot be read."""
 
 
 def read_run_cards(
@@ -60,13 +63,13 @@ def read_run_cards(
     """
     others = find_other_sessions(root, job_id, attempt)
     found: dict[tuple[int, int], RankCard] = {}
-    problems: list[str] = []
+    problems, unread = list[str](), list[str]()
     without = 0
     for file in list_tree_manifests(root):
         may_keep = file.iteration is None or file.rank is None or keeps(file.rank, file.iteration)
         if file.session in others or not may_keep:
             continue
-        status = next((m.status for m in read_manifests([file], [], read_balance)), None)
+        status = next((m.status for m in read_manifests([file], unread, read_balance)), None)
         if status is None or not keeps(status.rank, status.iteration):
             continue
         place = status.rank, status.iteration
@@ -79,7 +82,20 @@ def read_run_cards(
         except (OSError, CorruptedError) as error:
             problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
     cards = tuple(found[place] for place in sorted(found))
-    return FoundCards(cards, _shorten(problems), without)
+    return FoundCards(cards, _shorten(problems), without, tuple(unread))
+
+
+def read_model_names(root: Path) -> dict[int, str]:
+    """Return the names of the models that a rank attached, by their numbers; empty where no card
+    has them. Reads the newest manifest of the first rank that has cards.
+    """
+    newest = {file.session[0]: file.path for file in list_tree_manifests(root)}
+    for path in newest.values():
+        with suppress(OSError, CorruptedError):
+            data = _read_card(path)
+            if data:
+                return {graph: each.name for graph, each in enumerate(parse_card(data).models)}
+    return {}
 
 
 def _read_card(path: Path) -> bytes:

@@ -28,6 +28,7 @@ from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_dtype_name, parse_info_line
+from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
 from rankdump._layout.foreign_calls import count_bytes
 from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
@@ -186,11 +187,21 @@ class InfoFilePlaces:
         return {}
 
 
+def is_layer_mark(op_name: str) -> bool:
+    """Return whether a name is that of a layer mark, which records the call of a module: a tensor
+    with one zero, which is none of the job.
+    """
+    # Most names are of other trees, where nothing else need be looked at.
+    api = parse_call_name(op_name) if op_name.startswith(LAYER_KIND) else None
+    return api is not None and api.kind == LAYER_KIND
+
+
 def make_statistics_row(
     row: StatisticCsvRow,
     table: Table,
     iteration: int,
     record: ManifestRecord | None,
+    full_name: str,
 ) -> Figures:
     """Return the row of a line of `statistic.csv`, or of the table of an operator."""
     stamp = row.timestamp_us
@@ -215,6 +226,7 @@ def make_statistics_row(
         values={spell_title(title): text for title, text in row.values},
         relative=table.relative,
         record=record,
+        full_name=full_name,
     )
 
 

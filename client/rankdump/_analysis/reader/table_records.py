@@ -8,17 +8,17 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.reader.full_names import FullNames
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
     StatusAndRecord,
     list_manifest_files,
-    list_rank_folders,
+    list_rank_manifests,
     read_manifests,
 )
 from rankdump._analysis.reader.query import Query
@@ -51,6 +51,7 @@ class TableRecords:
         self._queries = (*tree.queries, *queries)
         self._key: tuple[str, int, int | None] | None = None
         self._held = _RankRecords(self, [])
+        self._full_names = FullNames(tree.root)
 
     def is_selected(self, row: Figures, table: Table) -> bool:
         """Return whether a row is of the job and the attempt."""
@@ -72,9 +73,12 @@ class TableRecords:
         """Return whether rows of an iteration are asked for, in a table of several."""
         return all(each.keeps_place(table.rank, table.graph, iteration) for each in self._queries)
 
-    def find_of_row(self, table: Table, row: StatisticCsvRow) -> ManifestRecord | None:
-        """Return the record of the tensor of a row, by its time, which is unique for its rank."""
-        return self._load(table).find_record(row.timestamp_us, f"{row.side.value}.{row.slot}")
+    def find_of_row(self, table: Table, row: StatisticCsvRow) -> tuple[ManifestRecord | None, str]:
+        """Return the record of the tensor of a row, by its time, which is unique for its rank; else
+        None and the full name of its operator, where that is known.
+        """
+        found = self._load(table).find_record(row.timestamp_us, f"{row.side.value}.{row.slot}")
+        return found, "" if found else self._full_names.find(table.rank, row.op_name)
 
     def find_iterations(self, table: Table, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the iteration of the records with each time; the table's for a time without."""
@@ -113,16 +117,14 @@ class TableRecords:
         key = base if is_ranked else "", table.rank, at
         if key != self._key:
             root = self._tree.root
-            folders = [base] if is_ranked else _list_folders_of(root, table.rank)
-            files = [file for name in folders for file in list_manifest_files(root, name, [])]
+            files = (
+                list_manifest_files(root, base, [])
+                if is_ranked
+                else list_rank_manifests(root, table.rank)
+            )
             wanted = [file for file in files if at is None or file.iteration in (None, at)]
             self._key, self._held = key, _RankRecords(self, wanted)
         return self._held
-
-
-def _list_folders_of(root: Path, rank: int) -> list[str]:
-    named = ((name, RANK_FOLDER_PATTERN.fullmatch(name)) for name in list_rank_folders(root))
-    return [name for name, parts in named if parts is not None and int(parts[2]) == rank]
 
 
 def _add_call_records(found: dict[str, list[StatusAndRecord]], manifest: Manifest) -> None:

@@ -106,8 +106,8 @@ class _DatedTable:
             if operator is None
             else parse_operator_table(whole, operator, file=file)
         ):
-            record = self._known.find_of_row(self._table, row)
-            yield make_statistics_row(row, self._table, iteration, record)
+            found = self._known.find_of_row(self._table, row)
+            yield make_statistics_row(row, self._table, iteration, *found)
         if torn:
             raise CorruptedError(f"{file}: its last line is incomplete: {torn[:60]!r}")
 

@@ -27,6 +27,7 @@ from rankdump._analysis.reader.statistic_columns import (
     match_statistics,
     read_statistics,
 )
+from rankdump._analysis.reader.statistic_tables import is_layer_mark
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
@@ -36,6 +37,7 @@ from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
 from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
+from rankdump._layout.api_tree import LAYER_KIND
 from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
@@ -59,10 +61,17 @@ def make_columns_of_manifests(
     unknown = (sides == UNKNOWN_SIDE) & (rows >= 0)
     for values, name in ((sides, "side"), (slots, "slot")):
         values[unknown] = statistics.column(name).to_numpy()[rows[unknown]]
+    rows[_find_layer_marks(read.records.column("op_name"))] = -1
     order = np.lexsort((slots, sides, stamps, constant.to_numpy(), read.manifest_of))
     statistics = statistics.select([each.name for each in STATISTIC_FIELDS])
     fingerprints = _make_fingerprint_columns(access, read, order, problems)
     return _assemble_manifest_rows(read, fingerprints, statistics, rows, sides, slots, order)
+
+
+def _find_layer_marks(names: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Return the rows of layer marks, whose zeros are no statistics."""
+    may_be = np.flatnonzero(pc.starts_with(names, LAYER_KIND).to_numpy())
+    return np.array([at for at in may_be.tolist() if is_layer_mark(names[at].as_py())], np.int64)
 
 
 def _make_fingerprint_columns(
@@ -199,7 +208,8 @@ def make_columns_of_tree(
             known = fingerprints[key.rank, tensor.record]
             row |= {"fingerprint": known.digest, "sketch": np.frombuffer(known.sketch, "<f4")}
         found = tensor if isinstance(tensor, Figures) else figures.get(_place(key))
-        rows.append(row | (read_statistics(found) if found is not None else {}))
+        has_statistics = found is not None and not is_layer_mark(tensor.op_name)
+        rows.append(row | (read_statistics(found) if found and has_statistics else {}))
     return pa.Table.from_pylist(rows, TENSOR_SCHEMA)
 
 

@@ -39,6 +39,8 @@ from rankdump.errors import CorruptedError, UnsupportedError
 
 _UNDEFINED_TYPE = 0
 _MAX_CACHED_DESCRIPTIONS = 1 << 14
+_NO_FORMAT = "DefaultFormat"
+"""Word in the name of a file for the format that arrays of a framework have."""
 MAX_UNPACKED_BYTES = 64 << 30
 """Largest unpacked size of a file when no manifest has its size."""
 _MAX_HEADER_BYTES = 4096
@@ -196,6 +198,10 @@ def _convert_format(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.
     if header is not None:
         source = header.tensor_format
         origin = OriginalLayout(header.original_shape, header.groups, header.c0)
+    if source == _NO_FORMAT:
+        raise UnsupportedError(
+            f"{entry.path}: an npy file has no device format: it cannot be converted to {wanted}"
+        )
     try:
         array = convert_format(tensor, source, wanted, origin).array
     except (CorruptedError, UnsupportedError) as error:

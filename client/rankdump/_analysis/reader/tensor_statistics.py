@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rankdump._analysis.reader.baseline_files import is_baseline_missing
 from rankdump._analysis.reader.file_errors import noted_errors
 from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.statistic_tables import is_layer_mark
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import TableRows, group_by_place
 from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
@@ -194,7 +195,11 @@ class Survey:
         for reader in readers:
             with noted_errors(self.problems):
                 rows = filter(self._query.keeps, reader.read_rows(place))
-                tabled.update((_position_of(row.key), row) for row in rows)
+                tabled.update(
+                    (_position_of(row.key), row)
+                    for row in rows
+                    if not is_layer_mark(row.key.op_name)
+                )
         for where in sorted({*filed, *tabled}):
             row = tabled.get(where)
             undecided = row is not None and self._decide and row.finite is None
@@ -250,9 +255,13 @@ class Survey:
 
 
 def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]:
-    """Return the files of a place; parts of one task share a name, and may share a time stamp."""
+    """Return the files of a place without layer marks; parts of one task share a name, and may
+    share a time stamp.
+    """
     found: dict[_TensorPosition, Entry] = {}
     for entry in entries:
+        if is_layer_mark(entry.key.op_name):
+            continue
         where = _position_of(entry.key)
         found[(*where[:-1], entry.relative) if where in found else where] = entry
     return found

@@ -82,6 +82,8 @@ class Entry(NamedTuple):
     """Member of a bin file, such as `input.0`; empty for a file of one tensor."""
     described: Described | None = None
     """Description in the header; None where a manifest has a record."""
+    full_name: str = ""
+    """Name of the operator from elsewhere in the tree, where neither has it (`FullNames`)."""
 
     @property
     def path(self) -> Path:
@@ -105,10 +107,10 @@ class Entry(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest or the header has it."""
+        """Scope name of the operator, raw where the tree has it."""
         if self.record is not None:
             return self.record.op_name
-        raw = self.described.op_name if self.described is not None else ""
+        raw = self.described.op_name if self.described is not None else self.full_name
         return raw or self.key.op_name
 
     @property
@@ -228,6 +230,13 @@ class Tree:
         )
 
     @cached_property
+    def jobs(self) -> tuple[str, ...]:
+        """Ids of the jobs that dumped into it, sorted."""
+        found = {each.status.job_id for each in self.manifests}
+        found.update(each.status.job_id for each in self.own_sessions)
+        return tuple(sorted(found))
+
+    @cached_property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
@@ -267,6 +276,8 @@ class Figures:
     """Path of the table below the root, with `/`."""
     record: ManifestRecord | None = None
     """Record in the manifest, or what another tool says of it; None for a row without one."""
+    full_name: str = ""
+    """Name of the operator from elsewhere in the tree, where there is no record (`FullNames`)."""
 
     @property
     def op_type(self) -> str:
@@ -275,8 +286,8 @@ class Figures:
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest has it."""
-        return self.record.op_name if self.record else self.key.op_name
+        """Scope name of the operator, raw where the tree has it."""
+        return self.record.op_name if self.record else self.full_name or self.key.op_name
 
     def number(self, item: str) -> float | None:
         """Return a statistic by its name in `statistic_category`; None when the row has none."""
@@ -365,7 +376,7 @@ class _EntryColumns:
             folder, _, name = entry.relative.rpartition("/")
             # Only the time stamp in a name differs between iterations.
             before, found, after = name.partition(str(key.timestamp_us))
-            raw, recorded, sizes, digest = None, None, (0, 0), b""
+            raw, recorded, sizes, digest = ("", entry.full_name), None, (0, 0), b""
             if record is not None:
                 digest = _pack_digest(record.digest)
                 raw, sizes = record[2:4], record[7:9]
@@ -420,7 +431,9 @@ class _EntryColumns:
                 *(self.bytes_in[row], self.bytes_stored[row], digest, *rest),
                 same_as=self.same_as.get(row, ""),
             )
-        return Entry(self.root, relative, key, self.stored_bytes[row], record, member, described)
+        full_name = "" if record is not None else raw[1]
+        stored = self.stored_bytes[row]
+        return Entry(self.root, relative, key, stored, record, member, described, full_name)
 
     def list_baselines(self) -> list[str]:
         """Return the baselines that have files of tensors."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankdump._analysis.reader.file_errors import named_errors, noted_errors
+from rankdump._analysis.reader.full_names import FullNames
 from rankdump._analysis.reader.manifests import StatusAndRecord, TreeManifests
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.statistic_tables import InfoFilePlaces
@@ -88,6 +89,7 @@ def read_entries(
     problems: list[str],
     *,
     stepped: bool,
+    names: FullNames,
 ) -> list[Entry]:
     """Return the tensors of files, each once; adds a problem for each unreadable file.
 
@@ -101,7 +103,7 @@ def read_entries(
         if file.folder.names is NameScheme.API:
             entries.append(_api_call_entry(root, file, known, placed))
         elif file.file_name.kind is FileKind.TENSOR:
-            entries.append(_tensor_entry(root, file, known))
+            entries.append(_tensor_entry(root, file, known, names))
         else:
             bins.append(file)
     seen: set[tuple[tuple[str, FileName], str]] = set()
@@ -116,12 +118,15 @@ def read_entries(
     return entries
 
 
-def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests) -> Entry:
+def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests, names: FullNames) -> Entry:
     records, name = known.records_of(file.relative), file.file_name
     # A record has a member where the tensors of an operator share a time stamp.
     found = records.get("") or records.get(f"{name.side.value}.{name.slot}")
     key = _key(file, name.side, name.slot, known, found)
-    return Entry(root, file.relative, key, file.stored_bytes, found[1] if found else None)
+    if found:
+        return Entry(root, file.relative, key, file.stored_bytes, found[1])
+    full_name = names.find(key.rank, key.op_name)
+    return Entry(root, file.relative, key, file.stored_bytes, full_name=full_name)
 
 
 def _api_call_entry(

@@ -10,7 +10,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -219,7 +219,8 @@ class _UsageObserver:
 def observe(root: Path) -> ObservedDump:
     """Return the size of one iteration of a tree over all its ranks.
 
-    Files with a record are not accessed. CorruptedError where no iteration is complete.
+    Files with a record are not accessed; manifests that cannot be read are left out and named.
+    CorruptedError where no iteration is complete.
     """
     places = FolderIndex(root, sized=False)
     places.find_folders()
@@ -241,7 +242,7 @@ def observe(root: Path) -> ObservedDump:
         seen.add_table(table)
     seen.add_metadata(ranks)
     seen.add_index_files()
-    return seen.summarize()
+    return replace(seen.summarize(), problems=tuple(places.problems))
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.reader.foreign_dumps import check_foreign_request, read_foreign_tree
+from rankdump._analysis.reader.full_names import FullNames
 from rankdump._analysis.reader.indexed_manifests import find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
@@ -146,6 +147,7 @@ class _TreeReader:
         """Without their records."""
         self.tables: list[Table] = []
         self._places, self._balances_only = places, balances_only
+        self._names = FullNames(places.root)
         folders = places.folders
         self.rank_folders = [name for name in folders if RANK_FOLDER_PATTERN.fullmatch(name)]
         """Names of the folders of ranks."""
@@ -258,9 +260,10 @@ class _TreeReader:
         if not self._stepped:
             named = f"named by {MAPPING_FILE}, but missing"
             places.problems.extend(f"{path}: {named}" for path in unlisted)
-        entries = read_entries(root, files, known, places.problems, stepped=self._stepped)
+        read_each = partial(read_entries, stepped=self._stepped, names=self._names)
+        entries = read_each(root, files, known, places.problems)
         absent_files = places.find_baseline_files(known)
-        entries += read_entries(root, absent_files, known, places.problems, stepped=self._stepped)
+        entries += read_each(root, absent_files, known, places.problems)
         constants.add_constants_of(known)
         places.problems.extend(self._missed(known))
         places.problems.extend(_find_size_mismatches(entries, files))
@@ -385,7 +388,8 @@ def locate(path: Path) -> tuple[Entry, ...]:
             known, stepped = TreeManifests(manifests), bool(manifests)
             if not exists and relative not in known.list_baseline_paths():
                 return ()
-            entries = read_entries(root, [file], known, problems, stepped=stepped)
+            names = FullNames(root)
+            entries = read_entries(root, [file], known, problems, stepped=stepped, names=names)
             if problems:
                 raise CorruptedError(problems[0])
             return tuple(sorted(entries, key=execution_sort_key))

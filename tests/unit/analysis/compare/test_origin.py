@@ -151,7 +151,7 @@ def test_nonfinite_origin_names_inputs_of_unknown_finiteness():
 def test_nonfinite_origin_outside():
     found = found_of("a<= a>=", NONFINITE_QUESTIONS[0], nonfinite={"a<": True, "a>": True})
     assert found.is_outside
-    assert found.reasons[0].startswith("its inputs are not finite already")
+    assert found.reasons[0].startswith("its inputs are already not finite")
 
 
 MASKED = "net<= net<= a<= a<= a>= b<= b<= b>= net>="

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 from support.tensor_layouts import shard_rows
 from support.tensor_pairs import pair, path_of, tensor
+from support.tree_builder import TreeBuilder
 
 from rankdump._analysis.compare import pair_comparison as module
-from rankdump._analysis.compare.pair_comparison import compare_pair
+from rankdump._analysis.compare.pair_comparison import compare_pair, decide_without_reading
 from rankdump._analysis.compare.report import (
     ComparisonSettings,
     DumpedTensor,
@@ -19,6 +21,7 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
+from rankdump._analysis.reader.tree_walk import locate
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import make_sample_layout
@@ -291,3 +294,26 @@ def test_msaccucmp_measures_are_computed_on_request(tmp_path):
     assert verdict(tmp_path, ONES, ONES * 2).extra == {}
     found = verdict(tmp_path, ONES, ONES * 2, ComparisonSettings(msaccucmp=True))
     assert found.extra["MaxRelativeError"] == 0.5
+
+
+def test_file_of_another_size_than_its_manifest_is_read_whatever_its_digest(tmp_path):
+    """Its end is lost, or an agent has packed it since."""
+    tree = TreeBuilder(tmp_path)
+    path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
+    tree.complete(0, 0, world_size=1)
+    digest = xxhash.xxh3_128_hexdigest(ONES.tobytes())
+    whole, cut, longer = (
+        DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (2, 3), digest, entry)
+        for entry in _read_in_sizes(path, (0, -1, 1))
+    )
+    assert compare_pair(TensorPair(whole, whole), SETTINGS).verdict is TensorVerdict.SAME
+    for other in (cut, longer):
+        assert decide_without_reading(TensorPair(other, whole), SETTINGS) is None
+        assert decide_without_reading(TensorPair(whole, other), SETTINGS) is None
+    path.write_bytes(path.read_bytes()[:-1])
+    assert compare_pair(TensorPair(cut, whole), SETTINGS).verdict is TensorVerdict.UNREADABLE
+
+
+def _read_in_sizes(path, changes):
+    (entry,) = locate(path)
+    return [entry._replace(stored_bytes=entry.stored_bytes + change) for change in changes]

@@ -68,6 +68,18 @@ def test_backward_and_recomputed_calls_are_separate_calls(tmp_path):
     ]
 
 
+def test_backward_and_recomputed_calls_are_known_by_the_spelling_of_files(tmp_path):
+    """Without a manifest and a graph, the value of a weight would be paired with its gradient."""
+    tree = TreeBuilder(tmp_path)
+    written(tree, CONV, f"Recompute/{CONV}", f"Gradients/{CONV}", "Gradients/fc.weight")
+    assert [(c.backward, c.recomputed) for c in only(tree).calls] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+
+
 def test_repeated_name_is_another_call(tmp_path):
     """Two runs in one tree, or an operator that is watched."""
     tree = TreeBuilder(tmp_path)

@@ -22,6 +22,11 @@ from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line
 from rankdump._codec.file_codec import get_codec
 from rankdump._codec.zstd_frames import make_stored_frame
+from rankdump._core.execution_order import (
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    make_order_file_name,
+)
 from rankdump._core.npy_format import parse_npy_header
 from rankdump.errors import CorruptedError
 from rankdump.reader import walk
@@ -298,3 +303,18 @@ def test_long_name_without_its_file_is_missing(tmp_path):
     assert (damage.kind, damage.path) == (DamageKind.MISSING, "rank_0/Net/0/0/591914022.npy")
     (folder / "591914022.npy.zst").write_bytes(b"x")
     assert check_tree(tmp_path, workers=1).damages == ()
+
+
+def test_order_without_its_beginning_or_end_is_torn(tmp_path):
+    build(tmp_path, [("float32", [2], "zstd", True)])
+    folder = tmp_path / GLOBAL_ORDER_FOLDER
+    folder.mkdir()
+    for name, content in (
+        (make_order_file_name(0), ORDER_HEADER),
+        (make_order_file_name(1), ""),
+        (make_order_file_name(2), ORDER_HEADER + "0,0,2,"),
+        (make_order_file_name(3), ORDER_HEADER.replace("position", "place")),
+    ):
+        (folder / name).write_text(content)
+    found = [(each.kind, each.path[-5:]) for each in check_tree(tmp_path, workers=1).damages]
+    assert found == [(DamageKind.TORN, f"{graph}.csv") for graph in (1, 2, 3)]

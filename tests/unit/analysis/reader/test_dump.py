@@ -13,7 +13,7 @@ from support.tree_builder import TreeBuilder
 from rankdump import reader
 from rankdump._core.record import TensorKey, TensorSide
 from rankdump._layout.profile import PROFILES
-from rankdump.errors import ConfigError, CorruptedError
+from rankdump.errors import ConfigError, CorruptedError, UnsupportedError
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 LINEAR = "Default/network-Net/fc-Linear/Linear-op0"
@@ -73,6 +73,8 @@ def test_dump_has_raw_names_and_arrays(tmp_path, profile, codec):
         ({"operator": "*fc*"}, 16),
         ({"operator": "Linear"}, 16),
         ({"operator": "linear"}, 0),
+        ({"operator": "fc/Linear-op*"}, 8),
+        ({"operator": "Gradients/fc/*"}, 8),
         ({"operator": re.compile(r"^Default/.*Linear-op\d+$")}, 8),
         ({"op_type": "Conv*"}, 8),
         ({"op_type": "Parameter"}, 2),
@@ -101,6 +103,9 @@ def test_where_narrows_every_property(tmp_path):
     [
         {"iteration": "0, 2"},
         {"iteration": [0, 2]},
+        {"iteration": "3-1"},
+        {"iteration": "0|1-"},
+        {"iteration": "-1"},
         {"side": "left"},
         {"rank": "0"},
         {"operator": 3},
@@ -175,6 +180,9 @@ def test_open_of_another_folder_is_an_error_in_one_line(tmp_path):
     """The path, what was expected, and the folder that was probably meant."""
     with pytest.raises(CorruptedError, match="no such folder; expected one that contains rank_0"):
         reader.open(tmp_path / "nowhere")
+    (tmp_path / "train.py").write_text("import rankdump")
+    with pytest.raises(CorruptedError, match=r"train.py: is not a dump: expected a folder that"):
+        reader.open(tmp_path / "train.py")
     with pytest.raises(CorruptedError, match="not a dump tree: no folder rank_0"):
         reader.open(tmp_path)
     root = grown(tmp_path).root
@@ -249,3 +257,9 @@ def test_numbers_of_a_dump_of_statistics_need_no_rows(tree, monkeypatch):
     assert not read
     assert dump.operators == ()
     assert len(read) == 4
+
+
+def test_npy_file_has_no_format_to_convert(tmp_path):
+    dump = reader.open(grown(tmp_path).root)
+    with pytest.raises(UnsupportedError, match="an npy file has no device format: it cannot be "):
+        dump.load(dump.tensors()[0], format="NCHW")

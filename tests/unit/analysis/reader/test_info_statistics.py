@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 
 from rankdump._analysis.reader.manifest_columns import read_manifest_columns
+from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_columns import (
     make_columns_of_manifests,
     make_columns_of_tree,
 )
+from rankdump._analysis.reader.tensor_statistics import Survey
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession, make_manifest_name
@@ -25,15 +27,20 @@ from rankdump._core.plan import (
 )
 from rankdump._core.status import IterationStatus
 
+CALL = "Functional_relu_0_forward"
 MARK = "LAYER_net_forward"
 
 
 def write_manifest(
-    root: Path, *stamps: int, statistics: tuple[str, ...] | None = None, attempt: int = 0
+    root: Path,
+    *stamps: int,
+    statistics: tuple[str, ...] | None = None,
+    attempt: int = 0,
+    name: str = CALL,
 ) -> str:
-    """Write the manifest of iteration 3 of rank 0, with a mark for each time; return its path."""
+    """Write the manifest of iteration 3 of rank 0, with a call for each time; return its path."""
     records = tuple(
-        ManifestRecord("", stamp, MARK, MARK, "input", "float32", (1,), 4, 0, "")
+        ManifestRecord("", stamp, name, name, "input", "float32", (1,), 4, 0, "")
         for stamp in stamps
     )
     session = f"s{9 - attempt}"
@@ -53,12 +60,12 @@ def write_manifest(
     return path.relative_to(root).as_posix()
 
 
-def write_lines(root: Path, *values: str, step: int = 3, end: str = "") -> None:
-    """Add a line of the mark to the info file for each maximum."""
+def write_lines(root: Path, *values: str, step: int = 3, end: str = "", name: str = CALL) -> None:
+    """Add a line of the call to the info file for each maximum."""
     with (root / "rank0/torch_api_dump_info.pkl").open("a") as file:
         for value in values:
             summary = f"[{value}, {value}, {value}]"
-            file.write(f'["{MARK}_input", {step}, [], "torch.float32", [1], {summary}]\n')
+            file.write(f'["{name}_input", {step}, [], "torch.float32", [1], {summary}]\n')
         file.write(end)
 
 
@@ -74,7 +81,7 @@ def maxima(table: pa.Table) -> list[tuple[int, str]]:
     return [(row["timestamp_us"], repr(row["max"])) for row in table.to_pylist()]
 
 
-def test_marks_of_one_name_have_their_lines_in_the_order_of_time(tmp_path: Path):
+def test_calls_of_one_name_have_their_lines_in_the_order_of_time(tmp_path: Path):
     """The first line is that of a process that was killed in this iteration."""
     path = write_manifest(tmp_path, 20, 10)
     write_lines(tmp_path, "9.0", step=2)
@@ -129,3 +136,25 @@ def test_record_without_a_line_has_no_statistics(tmp_path: Path):
     assert maxima(table) == [(10, "None"), (20, "None")]
     write_lines(tmp_path, "2.0")
     assert maxima(read(tmp_path, path)[0]) == [(10, "None"), (20, "2.0")]
+
+
+def test_mark_of_a_layer_has_no_statistics_and_is_no_tensor(tmp_path: Path):
+    """Its one zero would look like a dead tensor."""
+    path = write_manifest(tmp_path, 10, name=MARK)
+    write_lines(tmp_path, "0.0", name=MARK)
+    assert maxima(read(tmp_path, path)[0]) == [(10, "None")]
+    tree = walk(tmp_path)
+    assert maxima(make_columns_of_tree(tree, [])) == [(10, "None")]
+    assert list(Survey(tree, Query())) == []
+    write_lines(tmp_path, "0.0")
+    assert [row.op_name for row in Survey(walk(tmp_path), Query())] == [CALL]
+
+
+def test_marks_are_not_counted_among_finite_tensors(tmp_path: Path):
+    (tmp_path / "rank0/torch_api_dump").mkdir(parents=True)
+    for step in range(8):
+        write_lines(tmp_path, "0.0", step=step, name=MARK)
+        write_lines(tmp_path, "2.0", step=step)
+    survey = Survey(walk(tmp_path), Query(), skip_finite=True)
+    assert len(list(survey)) + survey.skipped_rows == 8
+    assert survey.skipped_rows

@@ -189,5 +189,8 @@ def test_missing_order_names_the_orders_of_ranks(tmp_path):
         folder = tmp_path / f"rank_{rank}" / "execution_order"
         folder.mkdir(parents=True)
         (folder / "ms_execution_order_graph_0.csv").write_text("NodeExecutionOrder\n")
+        if rank == 0:
+            with pytest.raises(CorruptedError, match="of each rank is in rank_0/execution_order/"):
+                read_order(tmp_path)
     with pytest.raises(CorruptedError, match="in 2 files such as rank_0/execution_order/ms_"):
         read_order(tmp_path)
