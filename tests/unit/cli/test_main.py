@@ -74,6 +74,19 @@ def test_names_that_are_not_text_are_printed_escaped(tree):
     assert b"Def\\udcffult" in done.stdout
 
 
+def test_command_writes_pages_in_a_process_without_pandas(tree, tmp_path):
+    """Libraries that look for pandas when they are imported, as bokeh does, go on without it."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32), tabled=True)
+    tree.complete(0, 0)
+    roots, start = [str(tree.root)], [sys.executable, "-m", "rankdump"]
+    for command in (["diff", *roots * 2, "--html", "diff.html"], ["plot", *roots, "-o", "x.html"]):
+        done = subprocess.run(
+            [*start, *command], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "A-op0" in (tmp_path / command[-1]).read_text()
+
+
 def test_status_watch_ends_with_ctrl_c(tree):
     """`status --watch` shows the ranks again and again until Ctrl-C, which is no failure."""
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
