@@ -44,6 +44,7 @@ from rankdump._recorder.pulse_decisions import (
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
+from rankdump._recorder.run_card_recorder import OptimizerRates
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -90,7 +91,7 @@ class BlackBoxRecorder:
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
         self._watch = RuleWatch(settings.watch)
-        self._credit = TurnCredit(settings.max_overhead)
+        self._credit, self._rates = TurnCredit(settings.max_overhead), OptimizerRates()
         self._details: list[bytes] = []
         self._kept = KeptTensors(outbox)
         self._turns_ns = self._detail_ns = 0
@@ -145,6 +146,7 @@ class BlackBoxRecorder:
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
         self._kept.begin_step()
+        self._rates.begin_step()
         self._spent_ns = self._turns_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = choose_part(iteration, self.stride, self._tensors)
@@ -177,6 +179,10 @@ class BlackBoxRecorder:
                 self._noted[name] = number
             if not math.isfinite(number):
                 self.report_fault(FaultKind.NON_FINITE, f"{name} is {number:g}")
+
+    def add_rates(self, optimizer: object, rates: Sequence[float]) -> None:
+        """Keep the learning rates of the groups of an optimizer that is about to step."""
+        self.note(self._rates.name_rates(optimizer, rates))
 
     def close(self, *, raised: bool) -> None:
         """Send the running step if an error ends the session in it."""

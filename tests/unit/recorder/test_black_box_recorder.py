@@ -65,6 +65,21 @@ def test_step_is_sent_with_its_rows_and_cause():
     assert not side.faults
 
 
+def test_learning_rates_of_several_optimizers_are_told_apart():
+    side = BlackBoxSide()
+    critic, generator = object(), object()
+    for iteration, optimizers in enumerate([(critic, generator), (generator,)]):
+        side.recorder.begin_step(iteration)
+        for rate, optimizer in enumerate(optimizers):
+            side.recorder.add_rates(optimizer, [float(rate)])
+        side.recorder.end_step(ran=True)
+    side.take()
+    assert [dict(state.cause.numbers) for state in side.states] == [
+        {"learning_rate.0": 0.0, "learning_rate.1.0": 1.0},
+        {"learning_rate.0": 0.0},
+    ]
+
+
 def test_step_in_which_nothing_ran_is_not_sent():
     side = BlackBoxSide()
     side.recorder.begin_step(0)
