@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
 from rankdump._core.black_box import (
     MAX_STEP_DETAILS,
@@ -526,10 +528,26 @@ class BlackBoxRecorder:
 
 
 def format_stacks() -> tuple[str, ...]:
-    """Return the stacks of all threads of the process, innermost call first."""
+    """Return the stacks of the threads of the job, innermost call first; the main thread leads."""
     # Documented, although its name begins with an underscore.
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     return tuple(
-        f"thread {thread}:\n" + "".join(reversed(traceback.format_stack(frame)))
-        for thread, frame in sorted(frames.items())
+        f"thread {thread}, {names.get(thread, 'not of Python')}:\n"
+        + "".join(reversed(traceback.format_stack(frame)))
+        for thread, frame in sorted(frames.items(), key=lambda item: (item[0] != main, item[0]))
+        if thread == main or not _is_own_thread(frame)
     )
+
+
+def _is_own_thread(frame: FrameType) -> bool:
+    """Return whether this library, or its connection, started the thread with this frame.
+
+    Hooks of it also run on threads of others, as those that torch makes for the backward pass.
+    """
+    modules = [each.f_globals.get("__name__", "") for each, _ in traceback.walk_stack(frame)]
+    if modules[-1] != threading.__name__:
+        return False
+    target = next((name for name in reversed(modules) if name != threading.__name__), "")
+    return target.partition(".")[0] in ("rankdump", "grpc")
