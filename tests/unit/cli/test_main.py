@@ -60,6 +60,34 @@ def test_closed_pipe_ends_without_a_traceback(tree):
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("redirection", "fault"),
+    [("> /dev/full", "No space left on device"), ("1>&-", "standard output is closed")],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["ls {} --limit 0 --op '*'", "ls {} --json", "--help"])
+def test_output_that_cannot_be_written_is_one_line(tree, command, redirection, fault, unbuffered):
+    for number in range(300):
+        tree.tensor(0, 0, f"Default/{'long' * 20}-Name/Op-op{number}", np.ones(1, np.float32))
+    script = f"{sys.executable} -m rankdump {command.format(tree.root)} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"rankdump: the output cannot be written: {fault}\n"
+
+
+def test_error_is_printed_where_no_output_is_open(tmp_path):
+    script = f"{sys.executable} -m rankdump ls {tmp_path}/none 1>&-"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "none" in done.stderr
+
+
 def test_names_that_are_not_text_are_printed_escaped(tree):
     """A name that is no text, as damage leaves it, is shown as far as it goes."""
     table = tree.row(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
