@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def no_process_state_leak() -> Iterator[None]:
     gc.set_threshold(*thresholds)
     # A daemon in this process keeps pandas out of it.
     blocker = "rankdump._core.pandas_blocker"
-    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != blocker]
+    for at, finder in enumerate(sys.meta_path):
+        if getattr(finder, "__module__", "") == blocker:
+            sys.meta_path[at] = PathFinder
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)

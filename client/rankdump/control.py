@@ -75,13 +75,17 @@ def set_iterations(job_id: str, iterations: str, *, coordinator: str = "") -> Co
     return carry_out(job_id, ControlAction.ITERATIONS, (iterations,), coordinator=coordinator)
 
 
-def set_operators(job_id: str, *entries: str, coordinator: str = "") -> ControlResult:
+def set_operators(
+    job_id: str, *entries: str | list[str] | tuple[str, ...], coordinator: str = ""
+) -> ControlResult:
     """Dump these operators, by entries as in `kernels` of a configuration, or `all`.
 
-    A full scope name, a part of an operator's type, or `name-regex(...)`. ConfigError for an
-    expression that is not valid.
+    A full scope name, a part of an operator's type, or `name-regex(...)`; also as one list, as
+    `kernels` is. ConfigError for an expression that is not valid.
     """
-    return carry_out(job_id, ControlAction.OPERATORS, entries, coordinator=coordinator)
+    lists = (each if isinstance(each, list | tuple) else [each] for each in entries)
+    values = (entry for each in lists for entry in each)
+    return carry_out(job_id, ControlAction.OPERATORS, values, coordinator=coordinator)
 
 
 def set_saved_data(job_id: str, saved: str, *, coordinator: str = "") -> ControlResult:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from support import slab_side
-from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, WAIT_S, arrays_of, counts, manifest_of, wait_until
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit import committer
+from rankdumpd.agent.ingress.push_stream import OpenPushStreams
 
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
@@ -97,6 +101,62 @@ def test_rank_killed_right_after_staging_loses_nothing(agent, rank, child, frame
     assert manifest_of(rank.root).status.is_balanced
     assert counts(rank) == {"stored": 50, "degraded": 0, "expected": 50}
     assert state_of(agent) is SessionState.LOST
+
+
+@pytest.fixture
+def slow_agent(make_agent, short_dir, monkeypatch):
+    """An agent that does not look for exited ranks by itself."""
+    monkeypatch.setattr("rankdumpd.agent.shm.ring_registry.CHECK_INTERVAL_S", WAIT_S)
+    return make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+
+
+def test_wait_for_a_killed_rank_reads_its_slab(slow_agent, make_rank, child, frames):
+    """`rankdump run` asks for its summary at once when a job was killed."""
+    rank = make_rank(slow_agent.address, wants_slab=True, codec="none", delivery=SMALL)
+    for number, array in enumerate(ARRAYS, 1):
+        child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
+    child.start(rank.open().slab)
+    child.kill()
+    assert rank.drain().drained
+    assert counts(rank)["stored"] == 50
+    assert state_of(slow_agent) is SessionState.LOST
+
+
+def test_wait_for_a_killed_rank_waits_for_the_end_of_its_stream(
+    slow_agent, make_rank, child, frames, monkeypatch
+):
+    """Its stream can end a moment after the wait has begun."""
+    begun, wait_for_streams = threading.Event(), OpenPushStreams.wait_until
+    ended: list[bool] = []
+
+    def note_wait(streams, have_ended, timeout_s):
+        ended.append(have_ended())
+        begun.set()
+        wait_for_streams(streams, have_ended, timeout_s)
+
+    monkeypatch.setattr(OpenPushStreams, "wait_until", note_wait)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        rank = make_rank(
+            slow_agent.address,
+            wants_slab=True,
+            codec="none",
+            delivery=SMALL,
+            pid=process.pid,
+            host=socket.gethostname(),
+        )
+        child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
+        child.start(rank.open().slab)
+        stream = rank.push().ring(0)
+        wait_until(lambda: slow_agent.agent.brief().startswith("1 ranks"))
+        process.kill()
+    child.kill()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(rank.drain)
+        assert begun.wait(WAIT_S)
+        assert ended == [False]
+        stream.cut()
+        assert answer.result(WAIT_S).drained
+    assert counts(rank)["stored"] == 1
 
 
 def test_rank_killed_within_a_copy_drops_only_that_record(agent, rank, child, frames):

@@ -126,6 +126,43 @@ def test_run_reports_the_likely_cause_of_an_empty_dump(config, start, script, co
     assert cause in err
 
 
+def test_run_names_the_cause_that_its_daemon_rejected_ranks_for(config, start):
+    """And does not guess."""
+    script = """
+import os, rankdump
+os.environ["RANKDUMP_OUTPUT"] = "/proc/tree"
+for rank in "01":
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2"}
+    session = rankdump.Session.from_environment()
+    session.step(0)
+    session.dump("Op", "Default/Op-op0", "output", 0, [1.0])
+    session.close()
+"""
+    _, _, err = ended(start(config, sys.executable, "-c", script))
+    start_of_cause = "no rank connected: ranks 0 1 were rejected: output root '/proc/tree' cannot "
+    assert err.splitlines()[-1].startswith(start_of_cause)
+
+
+@pytest.mark.parametrize("more", [(), ("--twice",)])
+def test_run_does_not_start_a_job_whose_tree_cannot_be_written(config, start, tmp_path, more):
+    """One line and the code of other configuration errors, instead of hours without a dump."""
+    ran = tmp_path / "ran"
+    body = json.loads(config.read_text())
+    body["common_dump_settings"]["path"] = "/proc/tree"
+    config.write_text(json.dumps(body))
+    done = subprocess.run(
+        [sys.executable, "-m", "rankdump", "run", "--config", config, *more, "--", "touch", ran],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()[-1:]
+    assert line.startswith("rankdump: tree /proc/tree")
+    assert "cannot be written: /proc: " in line
+    assert not ran.exists()
+
+
 def test_excluded_rank_logs_the_setting_that_excludes_it(start, tmp_path):
     """The log of the rank names the setting."""
     config = written(tmp_path / "other.json", support_device=[5])

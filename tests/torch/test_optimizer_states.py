@@ -8,6 +8,7 @@ import gc
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -124,6 +125,29 @@ def test_optimizers_that_step_are_found(recorder) -> None:
     del optimizer
     gc.collect()
     assert finding.end() == []
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_optimizer_is_held_until_an_armed_iteration_ends(recorder, armed) -> None:
+    """The last iteration of a script may end after the function that made the optimizer."""
+    model = nn.Linear(3, 2, bias=False)
+    finding = FindingHook(recorder, model)
+    states = ["Optimizer/weight.momentum_buffer"] if armed else []
+    optimizer = sgd(model.weight)
+    finding.hook.iteration_begins(0, armed=armed)
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    assert finding.end() == states
+    gc.collect()
+    assert finding.end() == [], "it was not released"
+    optimizer = sgd(model.weight)
+    optimizer.step()
+    finding.hook.iteration_begins(1, armed=armed)
+    del optimizer  # without a step in this iteration
+    gc.collect()
+    assert finding.end() == states
+    finding.hook.detach()
 
 
 def test_optimizer_that_the_script_named_is_not_recorded_twice(recorder) -> None:

@@ -118,6 +118,15 @@ def test_equal_runs_have_equal_cards(x, make_job):
     assert card.settings["torch.deterministic_algorithms"] == "false"
 
 
+def test_optimizers_of_a_step_have_their_own_rates(x, make_job):
+    """Also where each steps a part of the model alone."""
+    job = make_job()
+    head = torch.optim.SGD(job.model.get_submodule("head").parameters(), lr=0.5)
+    job.optimizer.register_step_post_hook(lambda *_: head.step())
+    for _ in range(2):
+        assert job.run_step(x).numbers == {"learning_rate.0": "0.125", "learning_rate.1.0": "0.5"}
+
+
 def test_changed_cause_changes_its_part_alone(x, make_job):
     base = make_job().run_step(x)
     other = make_job()

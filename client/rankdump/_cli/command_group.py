@@ -5,6 +5,7 @@ module of a command when that command is used.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -94,13 +95,37 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe; the interpreter must not flush into it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader closed the pipe
         return EXIT_OK
+    except OSError as error:
+        fault = _find_output_fault(error)
+        if not fault:
+            raise
+        _discard_output()
+        click.echo(f"rankdump: the output cannot be written: {fault}", err=True)
+        return EXIT_FAILURE
     except (click.ClickException, RankdumpError) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo("rankdump: " + " ".join(text.split()), err=True)
         return _exit_code_of(error)
+
+
+def _discard_output() -> None:
+    """Let the interpreter, which flushes at its end, not write what is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _find_output_fault(error: OSError) -> str:
+    """Return why standard output takes nothing; empty where the error is about something else."""
+    if isinstance(error, io.UnsupportedOperation):
+        return "" if sys.stdout.writable() else "standard output is closed"
+    try:
+        # What could not be written is tried again; a stream without a buffer has nothing of it.
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as again:
+        return again.strerror or str(again)
+    return ""
 
 
 def _exit_code_of(error: Exception) -> int:

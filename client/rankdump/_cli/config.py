@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import click
@@ -46,8 +48,32 @@ def check(file: Path, as_json: bool) -> int:
     facts = describe_plan(plan)
     width = max(map(len, facts)) + 2
     print_lines(f"{name + ':':<{width}}{value}" for name, value in facts.items())
-    print_lines(f"warning: {text}" for text in plan.warnings)
+    fault = find_tree_fault(plan)
+    # No error: the job may run on a host where it can.
+    notes = [*plan.warnings, *([f"on this host the {fault}"] if fault else [])]
+    print_lines(f"warning: {text}" for text in notes)
     return 0
+
+
+def find_tree_fault(plan: DumpPlan) -> str:
+    """Return why the tree of a plan cannot be written on this host, as a clause; empty if it can.
+
+    A folder is made for a moment beside what there is of the tree: permissions say nothing of a
+    disk that takes no files.
+    """
+    if not plan.enabled and not plan.black_box.steps:
+        return ""
+    root = Path(plan.output.root)
+    folder = root
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryDirectory(prefix=".rankdump-", dir=folder):
+            return ""
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return ""  # a daemon waits for space
+        return f"tree {root} cannot be written: {folder}: {error.strerror}"
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:

@@ -12,7 +12,7 @@ import click
 
 from rankdump._analysis.reader.job_sentences import format_result
 from rankdump._cli import daemon_client
-from rankdump._cli.live_tree import find_live_job
+from rankdump._cli.live_tree import LiveJob, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import print_lines
 from rankdump._core.job_control import ControlAction
@@ -68,10 +68,27 @@ def control(
     return 1 if result.exceptions else 0
 
 
-def _find_coordinator(tree: Path, job_id: str) -> str:
+def _find_job(tree: Path, job_id: str) -> LiveJob:
     job = find_live_job(tree, job_id)
     if job is None:
-        raise RejectedError(f"no job {job_id!r} runs that dumps into {tree}")
+        named = f"job {job_id!r}" if job_id else "job"
+        raise RejectedError(f"no {named} runs that dumps into {tree}")
+    return job
+
+
+def _find_agent(tree: Path, job_id: str) -> tuple[str, str]:
+    """Return the address of an agent of a job, and the id of the job."""
+    job = _find_job(tree, job_id)
+    if not job.agents:
+        raise RejectedError(
+            f"job {job.job_id!r} has no agent that can be reached from here: use the host of a "
+            "rank, or rankdump control, which asks the coordinator"
+        )
+    return job.agents[0], job.job_id
+
+
+def _find_coordinator(tree: Path, job_id: str) -> str:
+    job = _find_job(tree, job_id)
     if not job.coordinator:
         raise RejectedError(
             f"job {job_id!r} has no coordinator that can be reached from here: its agents name one "
@@ -83,9 +100,10 @@ def _find_coordinator(tree: Path, job_id: str) -> str:
 @click.command()
 @click.argument("job_id", metavar="JOB", default="")
 @click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option("--tree", type=TREE_PATH, help="Ask an agent of the job in this tree.")
 @click.option("--reason", metavar="TEXT", default="", help="Why, for the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
-def freeze(job_id: str, agent: str | None, reason: str, as_json: bool) -> int:
+def freeze(job_id: str, agent: str | None, tree: Path | None, reason: str, as_json: bool) -> int:
     """Freeze the black box of JOB.
 
     The latest steps of all its ranks become a frozen tree, whose folder on the host of the agent is
@@ -93,7 +111,12 @@ def freeze(job_id: str, agent: str | None, reason: str, as_json: bool) -> int:
     else that of this host alone. JOB may be left out when one job only has a black box. Exit code 1
     when nothing is frozen.
     """
-    found = daemon_client.freeze_job(resolve_agent_address(agent), job_id, reason)
+    if tree and agent:
+        raise click.UsageError("--tree and --agent cannot be combined")
+    address = ""
+    if tree:
+        address, job_id = _find_agent(tree, job_id)
+    found = daemon_client.freeze_job(address or resolve_agent_address(agent), job_id, reason)
     if as_json:
         click.echo(json.dumps({"trees": found.trees, "notes": found.notes}))
     else:

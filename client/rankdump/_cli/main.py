@@ -5,7 +5,9 @@ the missing module when the extra `cli` is not installed.
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 
 from rankdump._core.pandas_blocker import leave_pandas_out
 
@@ -14,6 +16,9 @@ _EXTRA_MODULES = ("click", "rich")
 
 def main() -> None:
     """Run the command line and end the process with its code."""
+    if sys.stdout is None:
+        # What writes to it gets an error, as with a full disk, and no other file gets its number.
+        sys.stdout = Path(os.devnull).open()  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         # A tree may contain names that are not valid text or that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":

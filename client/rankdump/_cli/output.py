@@ -193,7 +193,8 @@ def print_rows(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]]) ->
 
 
 def _is_terminal(err: bool) -> bool:
-    return (sys.stderr if err else sys.stdout).isatty()
+    stream = sys.stderr if err else sys.stdout
+    return stream is not None and stream.isatty()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rankdump._analysis.reader.job_sentences import (
     format_urgent_hints,
 )
 from rankdump._analysis.reader.rank_tallies import format_status_sentences, sum_iterations
+from rankdump._cli.config import find_tree_fault
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
@@ -272,6 +273,9 @@ def _run_collected(
     """Run a job beside a daemon, print what was collected, and return the code of the job."""
     plan = _load_plan(environ)
     if plan is not None:
+        fault = find_tree_fault(plan)
+        if fault:
+            raise click.UsageError(fault)
         print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
     if plan is not None and "RANKDUMP_CONFIG" in environ:
         environ = _without_native_dump(environ, plan)
@@ -356,10 +360,12 @@ def _print_summary(
         return
     if not view.sessions and not view.iterations:
         cause = "no iteration was complete when the daemon died"
-        likely = _likely_cause(code, plan)
+        rejected = [text for text in view.findings if " rejected: " in text]
+        likely = "; ".join(rejected) or _likely_cause(code, plan)
         text = cause if daemon_died else f"no rank connected: {likely}"
-        # The findings name ranks that opened a session and never connected.
-        print_lines([text, *view.findings], err=True)
+        # The other findings name ranks that opened a session and never connected.
+        others = [each for each in view.findings if daemon_died or each not in rejected]
+        print_lines([text, *others], err=True)
         return
     if plan is None or plan.selection.iterations.spans != ():
         print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
@@ -405,6 +411,6 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
         return f"the command ended with code {code} before that"
     return (
         "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
-        "its ranks were rejected (see their log lines), or they run where RANKDUMP_AGENT is "
-        "not passed on, such as on another host or in a container"
+        "or its ranks run where RANKDUMP_AGENT is not passed on, such as on another host or in a "
+        "container"
     )

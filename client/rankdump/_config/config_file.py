@@ -28,7 +28,7 @@ _ALLOWED_DOCUMENT = "one JSON object in UTF-8, without comments"
 def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
     """Return the first value; a byte order mark before it and bytes after it are ignored.
 
-    Of equal keys the last one is used, with a note.
+    Of equal keys the last one is used. Notes name both, but for blanks after the value.
     """
 
     def join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -55,6 +55,9 @@ def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
         raise ConfigError(file, "", cause, _ALLOWED_DOCUMENT) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(file, "", str(error), _ALLOWED_DOCUMENT) from None
+    behind = text[end:].strip()
+    if behind:
+        notes.add("text behind the JSON value", behind, "is ignored: only the first value is read")
     return value
 
 

@@ -27,6 +27,10 @@ def check_values(
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Raise ConfigError for values that an action does not allow; `warn` is that of the change."""
+    # They come from scripts, whose types nobody has checked.
+    odd = [each for each in cast("Sequence[object]", values) if not isinstance(each, str)]
+    if odd:
+        raise ConfigError(_SOURCE, action.value, odd[0], "texts")
     if action is not ControlAction.FREEZE:
         make_plan_change(action, values, warn)
     elif len(values) > 1 or max(map(len, values), default=0) > MAX_VALUE_CHARACTERS:

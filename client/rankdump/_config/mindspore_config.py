@@ -67,7 +67,11 @@ MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
 """By the section that holds them."""
 
 _SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
-_REMOVED_KEYS = {"async_dump_settings": "MindSpore has ignored it since version 1.3"}
+_OTHER_KEYS = {
+    "async_dump_settings": "MindSpore has ignored it since version 1.3",
+    "dump": "it is the section of a CANN acl.json, and this file is a data_dump.json",
+}
+"""Sections that earlier releases, or another file, had, with why they are not read."""
 
 
 def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
@@ -75,7 +79,7 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
     for key, value in body.items():
         if key not in _SECTION_NAMES:
             reason = (
-                _REMOVED_KEYS.get(key)
+                _OTHER_KEYS.get(key)
                 or _describe_other_section(key)
                 or describe_unknown_key(key, _SECTION_NAMES)
             )

@@ -69,18 +69,25 @@ class StandingCall:
             "the freeze and none after it"
         )
         if self.missing:
-            last = sorted(set(self.missing.values()))
-            counts = f"{last[0]}" if len(last) == 1 else f"{last[0]} to {last[-1]}"
-            verb = "has" if len(self.missing) == 1 else "have"
-            text += (
-                f"; {name_first_ranks(tuple(self.missing))} {verb} not called it, and {counts} "
-                "collectives of the group before"
-            )
+            is_one = len(self.missing) == 1
+            text += f"; {name_first_ranks(tuple(self.missing))} {'has' if is_one else 'have'} not "
+            text += f"called it: {'it' if is_one else 'they'} called {self._describe_called()}"
         elif not self.unknown:
             text += "; all its members have called it"
         if self.unknown:
             text += f"; nothing is known of {name_first_ranks(self.unknown)}"
         return text
+
+    def _describe_called(self) -> str:
+        """Return how many of the calls before this one the missing members have called."""
+        if not self.number:
+            return "no collective of the group"
+        before = "the one collective" if self.number == 1 else f"the {self.number} collectives"
+        fewest, most = min(self.missing.values()), max(self.missing.values())
+        if fewest == self.number:
+            return f"{before} before it"
+        called = f"{fewest} to {most}" if fewest != most else f"{fewest}" if fewest else "none"
+        return f"{called} of {before} before it"
 
 
 def find_standing_calls(ranks: Sequence[RankCallCounts]) -> list[StandingCall]:

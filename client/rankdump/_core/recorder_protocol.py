@@ -439,7 +439,11 @@ class CauseRecorder(Protocol):
         ...
 
     def note(self, numbers: Mapping[str, float]) -> None:
-        """Keep numbers of the step, such as its learning rates."""
+        """Keep numbers of the step, such as its loss."""
+        ...
+
+    def add_rates(self, optimizer: object, rates: Sequence[float]) -> None:
+        """Keep the learning rates of the groups of an optimizer that is about to step."""
         ...
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
 from rankdump._core.black_box import (
     MAX_STEP_DETAILS,
@@ -44,6 +46,7 @@ from rankdump._recorder.pulse_decisions import (
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
+from rankdump._recorder.run_card_recorder import OptimizerRates
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -90,7 +93,7 @@ class BlackBoxRecorder:
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
         self._watch = RuleWatch(settings.watch)
-        self._credit = TurnCredit(settings.max_overhead)
+        self._credit, self._rates = TurnCredit(settings.max_overhead), OptimizerRates()
         self._details: list[bytes] = []
         self._kept = KeptTensors(outbox)
         self._turns_ns = self._detail_ns = 0
@@ -145,6 +148,7 @@ class BlackBoxRecorder:
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
         self._kept.begin_step()
+        self._rates.begin_step()
         self._spent_ns = self._turns_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = choose_part(iteration, self.stride, self._tensors)
@@ -177,6 +181,10 @@ class BlackBoxRecorder:
                 self._noted[name] = number
             if not math.isfinite(number):
                 self.report_fault(FaultKind.NON_FINITE, f"{name} is {number:g}")
+
+    def add_rates(self, optimizer: object, rates: Sequence[float]) -> None:
+        """Keep the learning rates of the groups of an optimizer that is about to step."""
+        self.note(self._rates.name_rates(optimizer, rates))
 
     def close(self, *, raised: bool) -> None:
         """Send the running step if an error ends the session in it."""
@@ -520,10 +528,26 @@ class BlackBoxRecorder:
 
 
 def format_stacks() -> tuple[str, ...]:
-    """Return the stacks of all threads of the process, innermost call first."""
+    """Return the stacks of the threads of the job, innermost call first; the main thread leads."""
     # Documented, although its name begins with an underscore.
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     return tuple(
-        f"thread {thread}:\n" + "".join(reversed(traceback.format_stack(frame)))
-        for thread, frame in sorted(frames.items())
+        f"thread {thread}, {names.get(thread, 'not of Python')}:\n"
+        + "".join(reversed(traceback.format_stack(frame)))
+        for thread, frame in sorted(frames.items(), key=lambda item: (item[0] != main, item[0]))
+        if thread == main or not _is_own_thread(frame)
     )
+
+
+def _is_own_thread(frame: FrameType) -> bool:
+    """Return whether this library, or its connection, started the thread with this frame.
+
+    Hooks of it also run on threads of others, as those that torch makes for the backward pass.
+    """
+    modules = [each.f_globals.get("__name__", "") for each, _ in traceback.walk_stack(frame)]
+    if modules[-1] != threading.__name__:
+        return False
+    target = next((name for name in reversed(modules) if name != threading.__name__), "")
+    return target.partition(".")[0] in ("rankdump", "grpc")

@@ -5,11 +5,12 @@ the process, and hands on to the black box what that keeps too. Called on the tr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rankdump._core.recorder_protocol import CauseRecorder
 from rankdump._core.run_card import (
+    LEARNING_RATE_PREFIX,
     ModelSummary,
     ParameterDigest,
     RunCard,
@@ -32,6 +33,31 @@ _MAX_DIGESTS = 64
 _MAX_NUMBERS = 64
 _MAX_PARAMETERS = 4096
 _MAX_NAME_CHARACTERS = 512
+_MAX_OPTIMIZERS = 8
+"""Of a step; one that steps within the backward pass has an optimizer for each parameter."""
+
+
+class OptimizerRates:
+    """Names of learning rates: the optimizers of a step are numbered as they step first in it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self._numbers = {}
+
+    def name_rates(self, optimizer: object, rates: Sequence[float]) -> dict[str, float]:
+        """Return the rates of the groups of an optimizer by their names.
+
+        Those of the first one are `learning_rate.0` and `learning_rate.1`, as they were before
+        optimizers had numbers, those of the second one `learning_rate.1.0` and so on.
+        """
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        if number >= _MAX_OPTIMIZERS:
+            return {}
+        prefix = f"{LEARNING_RATE_PREFIX}{number}." if number else LEARNING_RATE_PREFIX
+        return {f"{prefix}{group}": rate for group, rate in enumerate(rates)}
 
 
 class RunCardRecorder:
@@ -57,12 +83,14 @@ class RunCardRecorder:
         self._models: dict[int, ModelSummary] = {}
         self._settings: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
+        self._rates = OptimizerRates()
         self._digests: dict[str, str] = {}
         self._parameters: dict[str, str] = {}
 
     def begin_step(self) -> None:
         """Begin the card of an iteration."""
         self._numbers, self._digests, self._parameters = {}, {}, {}
+        self._rates.begin_step()
 
     def add_digest(self, name: str, digest: str) -> None:
         """Keep the digest of something that the step was computed from."""
@@ -72,12 +100,16 @@ class RunCardRecorder:
             self._black_box.add_digest(name, digest)
 
     def note(self, numbers: Mapping[str, float]) -> None:
-        """Keep numbers of the step, such as its learning rates."""
+        """Keep numbers of the step, such as its loss."""
         for name, number in numbers.items():
             if len(self._numbers) < _MAX_NUMBERS:
                 self._numbers[name[:_MAX_NAME_CHARACTERS]] = repr(float(number))
         if self._black_box is not None:
             self._black_box.note(numbers)
+
+    def add_rates(self, optimizer: object, rates: Sequence[float]) -> None:
+        """Keep the learning rates of the groups of an optimizer that is about to step."""
+        self.note(self._rates.name_rates(optimizer, rates))
 
     def add_random_states(self) -> None:
         """Keep the digests of the generators of Python and numpy."""

@@ -142,6 +142,8 @@ LEDGER_LOST = "the next process will not know what this one has acknowledged"
 """Consequence of a removed state file, for findings."""
 _STOP_TIMEOUT_S = 3.0
 """Time for an orderly end; a thread that is blocked on a disk is left behind after it."""
+_DEAD_STREAM_TIMEOUT_S = 5.0
+"""Time for the streams of ranks that were killed to end."""
 
 
 def _count_down(timeout_s: float) -> Callable[[], float]:
@@ -488,8 +490,17 @@ class DumpAgent(Component):
         self._notifier.report_session(session)
 
     def _wait_idle(self, timeout_s: float) -> int:
+        """Wait until all is stored and reported, also what ranks that were just killed left."""
         left_s = _count_down(timeout_s)
-        left = self._budget.wait_idle(timeout_s)
+        # A slab is read when the stream of its rank is over, which children of the rank can delay.
+        self._streams.wait_until(
+            lambda: not any(each.outlives_process for each in self._registry.list_sessions()),
+            min(_DEAD_STREAM_TIMEOUT_S, timeout_s),
+        )
+        self._rings.check_rings()
+        left = self._budget.wait_idle(left_s())
+        # Reports which of the exited ranks are known to the end.
+        self._rings.check_rings()
         left += self._black_box.wait_idle(left_s())
         return left + self._reporter.flush(left_s())
 

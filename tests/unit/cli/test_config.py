@@ -208,3 +208,22 @@ def test_config_without_a_command_is_an_error_in_one_line(capsys):
     """A group without a command says so, as any other wrong use."""
     assert run_command_line(["config"]) == 2
     assert capsys.readouterr().err == "rankdump: Missing command.\n"
+
+
+def test_check_warns_of_a_tree_that_cannot_be_written_here(tmp_path, capsys):
+    """The job may run on another host. Nothing is left where it can."""
+    (tmp_path / "file").touch()
+    for path, fault in (
+        ("/proc/tree", "/proc: "),
+        (f"{tmp_path}/file/tree", f"{tmp_path}/file: Not a directory"),
+        (f"{tmp_path}/a/tree", ""),
+    ):
+        file = written(tmp_path, path=path)
+        assert run_command_line(["config", "check", file]) == 0
+        warned = said(capsys.readouterr().out).get("warning", "")
+        assert fault in warned
+        assert bool(warned) == bool(fault)
+        assert warned.startswith(f"on this host the tree {path} cannot be written" if fault else "")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["data_dump.json", "file"]
+    disabled = written(tmp_path, path="/proc/tree", e2e={"enable": False, "trans_flag": True})
+    assert run_command_line(["config", "check", disabled]) == 0

@@ -4,10 +4,14 @@ rank by rank.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.command_line import run_in_process
 
 from rankdump._analysis.reader.job_sentences import format_result
+from rankdump._cli import daemon_client
+from rankdump._cli.live_tree import LiveJob
 from rankdump._core.job_control import ControlAction, ControlledRank, ControlResult
 
 NOWHERE = "unix:/nowhere/c.sock"
@@ -43,6 +47,33 @@ def test_job_that_runs_in_no_tree_is_one_line(tmp_path):
     done = run_in_process("control", "job", "stop", "--tree", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"rankdump: no job 'job' runs that dumps into {tmp_path}\n"
+    done = run_in_process("freeze", "--tree", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"rankdump: no job runs that dumps into {tmp_path}\n"
+
+
+def test_freeze_asks_an_agent_of_the_job_in_a_tree(tmp_path, monkeypatch):
+    """As `control` asks its coordinator; the job need not be named."""
+    asked: list[tuple[str, ...]] = []
+
+    def freeze_job(*words: str) -> daemon_client.FrozenTrees:
+        asked.append(words)
+        return daemon_client.FrozenTrees(("/dump/blackbox/3",), ())
+
+    running = LiveJob("train", "", ("unix:/run/a.sock", "unix:/run/b.sock"))
+    jobs = iter([running, replace(running, agents=())])
+    monkeypatch.setattr("rankdump._cli.control.find_live_job", lambda tree, job: next(jobs))
+    monkeypatch.setattr(daemon_client, "freeze_job", freeze_job)
+    done = run_in_process("freeze", "--tree", tmp_path, "--reason", "odd")
+    assert (done.returncode, done.stdout) == (0, "frozen tree: /dump/blackbox/3\n")
+    assert asked == [("unix:/run/a.sock", "train", "odd")]
+    done = run_in_process("freeze", "--tree", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no agent that can be reached from here" in done.stderr
+    done = run_in_process("freeze", "--tree", tmp_path, "--agent", NOWHERE)
+    assert (done.returncode, done.stderr) == (
+        2, "rankdump: --tree and --agent cannot be combined\n"
+    )  # fmt: skip
 
 
 def test_ranks_with_the_same_result_share_a_line():

@@ -60,6 +60,34 @@ def test_closed_pipe_ends_without_a_traceback(tree):
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("redirection", "fault"),
+    [("> /dev/full", "No space left on device"), ("1>&-", "standard output is closed")],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["ls {} --limit 0 --op '*'", "ls {} --json", "--help"])
+def test_output_that_cannot_be_written_is_one_line(tree, command, redirection, fault, unbuffered):
+    for number in range(300):
+        tree.tensor(0, 0, f"Default/{'long' * 20}-Name/Op-op{number}", np.ones(1, np.float32))
+    script = f"{sys.executable} -m rankdump {command.format(tree.root)} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"rankdump: the output cannot be written: {fault}\n"
+
+
+def test_error_is_printed_where_no_output_is_open(tmp_path):
+    script = f"{sys.executable} -m rankdump ls {tmp_path}/none 1>&-"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "none" in done.stderr
+
+
 def test_names_that_are_not_text_are_printed_escaped(tree):
     """A name that is no text, as damage leaves it, is shown as far as it goes."""
     table = tree.row(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
@@ -72,6 +100,19 @@ def test_names_that_are_not_text_are_printed_escaped(tree):
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Def\\udcffult" in done.stdout
+
+
+def test_command_writes_pages_in_a_process_without_pandas(tree, tmp_path):
+    """Libraries that look for pandas when they are imported, as bokeh does, go on without it."""
+    tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32), tabled=True)
+    tree.complete(0, 0)
+    roots, start = [str(tree.root)], [sys.executable, "-m", "rankdump"]
+    for command in (["diff", *roots * 2, "--html", "diff.html"], ["plot", *roots, "-o", "x.html"]):
+        done = subprocess.run(
+            [*start, *command], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "A-op0" in (tmp_path / command[-1]).read_text()
 
 
 def test_status_watch_ends_with_ctrl_c(tree):

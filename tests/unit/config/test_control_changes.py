@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rankdump.control
 from rankdump._config.control_changes import make_plan_change
 from rankdump._core.job_control import NO_ITERATIONS, ControlAction, PlanChange
 from rankdump._core.plan import IterationSelection, OperatorSelection
@@ -75,3 +76,33 @@ def test_entry_with_a_surprising_effect_is_told():
     make_plan_change(ControlAction.OPERATORS, ("name-regex(a",), told.append)
     assert len(told) == 1
     assert "name-regex(...)" in told[0]
+
+
+def test_operators_of_a_script_may_be_one_list(monkeypatch):
+    """As `kernels` of a configuration is."""
+    ordered: list[object] = []
+
+    def note_order(job_id, action, values=(), **options):
+        ordered.append((job_id, action, tuple(values)))
+
+    monkeypatch.setattr(rankdump.control, "carry_out", note_order)
+    rankdump.control.set_operators("job", ["conv", "relu"])
+    rankdump.control.set_operators("job", "conv", "relu")
+    assert ordered == [("job", ControlAction.OPERATORS, ("conv", "relu"))] * 2
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda: rankdump.control.set_operators("job", 5),  # type: ignore[arg-type]
+        lambda: rankdump.control.set_operators("job", ["conv", None]),  # type: ignore[list-item]
+        lambda: rankdump.control.set_operators("job", [["conv"]]),  # type: ignore[list-item]
+        lambda: rankdump.control.set_iterations("job", 3),  # type: ignore[arg-type]
+        lambda: rankdump.control.set_saved_data("job", None),  # type: ignore[arg-type]
+        lambda: rankdump.control.freeze("job", 7),  # type: ignore[arg-type]
+    ],
+)
+def test_value_that_is_no_text_is_a_config_error(order):
+    """Before a coordinator is asked."""
+    with pytest.raises(ConfigError, match="allowed: texts"):
+        order()

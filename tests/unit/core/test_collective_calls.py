@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankdump._core.collective_calls import (
     MIN_WAIT_US,
     GroupCalls,
@@ -29,9 +31,24 @@ def test_rank_that_has_called_fewer_is_the_one_that_others_wait_for():
     assert call == StandingCall("world", "all_reduce", 11, (0, 1), 30_000_000, {2: 11})
     assert call.describe() == (
         "ranks 0-1 called all_reduce number 11 of group 'world' 30 s before the freeze and none "
-        "after it; rank 2 has not called it, and 11 collectives of the "
-        "group before"
+        "after it; rank 2 has not called it: it called the 11 collectives before it"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "missing", "text"),
+    [
+        (0, {1: 0}, "rank 1 has not called it: it called no collective of the group"),
+        (1, {1: 1}, "rank 1 has not called it: it called the one collective before it"),
+        (5, {1: 0}, "rank 1 has not called it: it called none of the 5 collectives before it"),
+        (5, {1: 3, 2: 3}, "have not called it: they called 3 of the 5 collectives before it"),
+        (5, {1: 0, 2: 5}, "have not called it: they called 0 to 5 of the 5 collectives before it"),
+        (5, {1: 5, 2: 5}, "ranks 1-2 have not called it: they called the 5 collectives before it"),
+    ],
+)
+def test_description_says_what_missing_ranks_have_called(number, missing, text):
+    call = StandingCall("world", "all_reduce", number, (0,), 30_000_000, missing)
+    assert call.describe().endswith(text)
 
 
 def test_call_of_an_earlier_group_is_over():

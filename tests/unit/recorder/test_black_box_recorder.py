@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,11 @@ from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow, TurnSpending
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._kernels.kernel_functions import FoundMoments
-from rankdump._recorder.black_box_recorder import PROGRESS_NS, UNMATCHED_STEPS
+from rankdump._recorder.black_box_recorder import (
+    PROGRESS_NS,
+    UNMATCHED_STEPS,
+    format_stacks,
+)
 from rankdump._wire import black_box_messages
 
 STEP_NS = 100_000_000
@@ -63,6 +68,44 @@ def test_step_is_sent_with_its_rows_and_cause():
     row = side.list_rows(state)["a"]
     assert (row["maximum"], row["minimum"], row["squares"], row["nan"]) == (2.0, -1.0, 4.0, 2)
     assert not side.faults
+
+
+def test_learning_rates_of_several_optimizers_are_told_apart():
+    side = BlackBoxSide()
+    critic, generator = object(), object()
+    for iteration, optimizers in enumerate([(critic, generator), (generator,)]):
+        side.recorder.begin_step(iteration)
+        for rate, optimizer in enumerate(optimizers):
+            side.recorder.add_rates(optimizer, [float(rate)])
+        side.recorder.end_step(ran=True)
+    side.take()
+    assert [dict(state.cause.numbers) for state in side.states] == [
+        {"learning_rate.0": 0.0, "learning_rate.1.0": 1.0},
+        {"learning_rate.0": 0.0},
+    ]
+
+
+def test_stacks_are_those_of_the_job_and_the_main_thread_leads():
+    """Threads of this library and of its connection say nothing of a rank that hangs."""
+    stop, started = threading.Event(), threading.Barrier(4)
+    code = "def run():\n    started.wait()\n    stop.wait()\n"
+    threads: list[threading.Thread] = []
+    for module in ("train", "rankdump._transport.agent_client", "grpc._channel"):
+        names: dict[str, Any] = {"__name__": module, "started": started, "stop": stop}
+        exec(code, names)
+        threads.append(threading.Thread(target=names["run"], name=f"loader of {module}"))
+        threads[-1].start()
+    started.wait()
+    stacks = format_stacks()
+    stop.set()
+    for each in threads:
+        each.join()
+    heads = [stack.splitlines()[0] for stack in stacks]
+    assert heads[0] == f"thread {threading.get_ident()}, MainThread:"
+    assert [head for head in heads if "loader" in head] == [
+        f"thread {threads[0].ident}, loader of train:"
+    ]
+    assert "in run" in stacks[heads.index(f"thread {threads[0].ident}, loader of train:")]
 
 
 def test_step_in_which_nothing_ran_is_not_sent():

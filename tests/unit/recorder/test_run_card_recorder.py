@@ -39,6 +39,9 @@ class Causes:
     def note(self, numbers: object) -> None:
         self.told.append(numbers)
 
+    def add_rates(self, optimizer: object, rates: object) -> None:
+        raise AssertionError("the black box has its own names of rates")
+
 
 def make_recorder(environ: dict[str, str], black_box: Causes | None = None) -> RunCardRecorder:
     warnings: list[str] = []
@@ -47,6 +50,38 @@ def make_recorder(environ: dict[str, str], black_box: Causes | None = None) -> R
     )
     recorder.warnings = warnings  # type: ignore[attr-defined]
     return recorder
+
+
+def test_optimizers_of_a_step_are_numbered():
+    """Names of the first one are those that earlier versions wrote."""
+    recorder = make_recorder({}, Causes())
+    critic, generator = object(), object()
+    for _ in range(2):
+        recorder.begin_step()
+        for rate in (0.1, 0.2):  # a critic that steps twice
+            recorder.add_rates(critic, [rate, 0.3])
+        recorder.add_rates(generator, [0.5, 0.6])
+        assert parse_card(recorder.make_card()).numbers == {
+            "learning_rate.0": "0.2",
+            "learning_rate.1": "0.3",
+            "learning_rate.1.0": "0.5",
+            "learning_rate.1.1": "0.6",
+        }
+    recorder.begin_step()
+    recorder.add_rates(generator, [0.5])
+    assert parse_card(recorder.make_card()).numbers == {"learning_rate.0": "0.5"}
+
+
+def test_rates_of_many_optimizers_leave_space_for_other_numbers():
+    recorder = make_recorder({})
+    recorder.begin_step()
+    optimizers = [object() for _ in range(100)]
+    for each in optimizers:
+        recorder.add_rates(each, [0.1])
+    recorder.note({"loss": 1.0})
+    numbers = parse_card(recorder.make_card()).numbers
+    assert len(numbers) < 20
+    assert "loss" in numbers
 
 
 def test_card_has_process_step_and_models():

@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from rankdump._core.recorder_protocol import CardRecorder
-from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX, ParameterDigest
+from rankdump._core.run_card import RANDOM_PREFIX, ParameterDigest
 from rankdump._frameworks.card_digests import (
     MAX_BATCH_TENSORS,
     MAX_DIGEST_BYTES,
@@ -61,7 +61,7 @@ class MindSporeCardObserver:
         rate: Any = getattr(optimizer, "learning_rate", None)
         # A schedule is a cell: to ask it would count as a step.
         if is_tensor(rate) and not rate.shape:
-            self._card.note({f"{LEARNING_RATE_PREFIX}0": float(rate.asnumpy())})
+            self._card.add_rates(optimizer, [float(rate.asnumpy())])
 
     def _add_parameters(self) -> None:
         is_first = not self._has_digested

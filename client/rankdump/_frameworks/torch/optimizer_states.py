@@ -52,6 +52,10 @@ class TorchOptimizerHook:
         self._declared: list[Any] = []
         self._found: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
         """Optimizers that have stepped, in the order of their first steps."""
+        self._is_armed = False
+        self._held: list[Optimizer] = []
+        """Those of them that are kept alive until an armed iteration ends: the last one ends when
+        the interpreter does, after the function has returned that an optimizer may be local to."""
         self._handle: RemovableHandle | None = None
 
     def add_optimizer(self, optimizer: object) -> bool:
@@ -72,24 +76,33 @@ class TorchOptimizerHook:
         return tuple(self._found)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Do nothing: states are read at the end."""
+        """Hold optimizers until the states are read, at the end."""
+        self._is_armed = armed
+        self._held = [*self._found] if armed else []
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Record the states."""
         if armed:
             observer = TorchObserver(self._recorder, 0)
             run_shielded(self._record_states, observer.report_failure)
+        self._release_optimizers()
 
     def detach(self) -> None:
         """Stop observing steps; the optimizers were not changed."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
+        self._release_optimizers()
+
+    def _release_optimizers(self) -> None:
+        self._is_armed, self._held = False, []
 
     @exclude_from_compilation
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self._found and not is_tracing():
             self._found[optimizer] = None
+            if self._is_armed:
+                self._held.append(optimizer)
 
     def _record_states(self) -> None:
         places = self._find_places()

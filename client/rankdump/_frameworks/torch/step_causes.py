@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdump._core.recorder_protocol import CauseRecorder
-from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX
+from rankdump._core.run_card import RANDOM_PREFIX
 from rankdump._frameworks.card_digests import (
     MAX_BATCH_TENSORS,
     MAX_DIGEST_BYTES,
@@ -62,11 +62,8 @@ class StepCauseObserver:
 
     def add_rates(self, optimizer: Optimizer) -> None:
         """Take the learning rates of an optimizer that is about to step."""
-        rates = {
-            f"{LEARNING_RATE_PREFIX}{number}": float(group.get("lr", 0.0))
-            for number, group in enumerate(optimizer.param_groups)
-        }
-        self._causes.note(rates)
+        rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        self._causes.add_rates(optimizer, rates)
 
 
 def digest_elements(tensor: Tensor, *, on_device: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -135,6 +135,11 @@ class OpenPushStreams:
                 mailbox.drain()
             self._changed.wait_for(lambda: not self._mailboxes, timeout_s)
             return len(self._mailboxes)
+
+    def wait_until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for something that the end of a stream brings about, up to a timeout."""
+        with self._changed:
+            self._changed.wait_for(holds, timeout_s)
 
     def end(self, reason: str) -> None:
         """End the streams that are left."""

@@ -100,8 +100,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                         freeze=None if news.freeze is None else freeze_notice_to_wire(news.freeze),
                     )
             finally:
+                was_connected = session.disconnect(mailbox)
+                # After that: who waits for the end of streams looks at their sessions next.
                 self._streams.discard(mailbox)
-                if session.disconnect(mailbox):
+                if was_connected:
                     self._rings.drop_closed(session)
                     self._changed(session)
 

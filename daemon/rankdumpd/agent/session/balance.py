@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rankdump._core.number_ranges import ranges
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.units import format_count
 from rankdumpd.agent.ledger.rows import OutcomeCountRow
 from rankdumpd.agent.records import RecordOutcome, RecordStatus, StatisticRowsResult
 
@@ -181,12 +183,7 @@ def list_balance_findings(
         if status.complete and not status.is_balanced
     ]
     if session.state is not SessionState.OPEN:
-        found += [
-            f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept_tensors} tensor{'s' * (status.kept_tensors != 1)} in the tree"
-            for status in iterations
-            if not status.complete
-        ]
+        found += _describe_open_iterations(session, iterations)
     explained = session.excluded or session.notes
     kept = any(status.kept_tensors for status in iterations)
     if session.state is SessionState.CLOSED and not kept and not explained:
@@ -194,6 +191,30 @@ def list_balance_findings(
             f"rank {session.rank} collected nothing: {_explain_nothing(session, iterations)}"
         )
     return found
+
+
+def _describe_open_iterations(
+    session: SessionStatus, iterations: Sequence[IterationStatus]
+) -> list[str]:
+    """Return a sentence about a rank that ended before its iterations did; none if all ended.
+
+    It ended within the last one only. Before that, iterations went on without it: how they ended is
+    sent behind their tensors, and had not arrived.
+    """
+    left = [status for status in iterations if not status.complete]
+    if not left:
+        return []
+    last, earlier = left[-1], left[:-1]
+    if last is not iterations[-1]:
+        last, earlier = None, left
+    numbers = ranges(status.iteration for status in earlier)
+    ends = f"iteration{'s' * (len(earlier) > 1)} {numbers} had not arrived"
+    ends = f"the end{'s' * (len(earlier) > 1)} of {ends}"
+    if last is None:
+        return [f"rank {session.rank}: {ends}"]
+    kept = format_count(last.kept_tensors, "tensor")
+    within = f"rank {session.rank} ended within iteration {last.iteration}, with {kept} in the tree"
+    return [f"{within}; {ends}" if earlier else within]
 
 
 def _limit_count(total: int) -> int:

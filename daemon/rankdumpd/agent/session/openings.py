@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from rankdump._core.number_ranges import name_ranks
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionGrant, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump.errors import ExhaustedError, ProtocolError, RankdumpError
+from rankdump.errors import ExhaustedError, ProtocolError, RankdumpError, RejectedError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.declarations import read_lost_tensors, read_metadata_frame
 from rankdumpd.agent.records import FrameId
@@ -72,7 +74,7 @@ ANSWER_TIMEOUT_S = 5.0
 RESULT_RETENTION_S = 120.0
 """Time for which the result of a finished opening is kept for its rank."""
 FINDING_RETENTION_S = 86400.0
-"""Time for which a failed opening whose rank gave up is a finding."""
+"""Time for which a failed opening whose rank gave up, or was rejected, is a finding."""
 MAX_OPENINGS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -105,6 +107,8 @@ class SessionOpenings:
         self._open_one, self._accept_balance = open_one, accept_balance
         self._lock = threading.Lock()
         self._openings: dict[str, _SessionOpening] = {}
+        self._rejected: dict[tuple[str, int], tuple[float, str]] = {}
+        """When and why the last opening of a rank was rejected, by job and rank."""
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Return the grant, or that the opening is in progress; raise the error of `open_one`."""
@@ -147,11 +151,16 @@ class SessionOpenings:
         return tuple(each.session for each in balances), iterations
 
     def findings(self) -> list[str]:
-        """Return the sessions that take long to open, or were not open in time."""
+        """Return the sessions that take long to open, or were not open in time, and the ranks that
+        were rejected.
+        """
         now_s = time.monotonic()
         with self._lock:
+            self._forget()
             openings = list(self._openings.values())
-        return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
+            rejected = [(job, rank, why) for (job, rank), (_, why) in self._rejected.items()]
+        opening = [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
+        return opening + _describe_rejections(rejected)
 
     def _get_or_begin(
         self, request: SessionRequest, balance: FinalBalance | None = None
@@ -186,6 +195,7 @@ class SessionOpenings:
         with self._lock:
             opening.over_s = time.monotonic()
             balance, late = opening.balance, opening.late
+            self._note_rejection(opening)
             if balance and not opening.error:
                 self._openings.pop(request.session_id, None)
             opening.done.set()
@@ -201,6 +211,16 @@ class SessionOpenings:
                 log_about(_logger, request).error(
                     "rank %d: its final balance was not accepted: %s", request.rank, error
                 )
+
+    def _note_rejection(self, opening: _SessionOpening) -> None:
+        request = opening.request
+        self._rejected.pop((request.job_id, request.rank), None)
+        # What lost a rank is already said with its balance.
+        if isinstance(opening.error, RejectedError) and not opening.balance:
+            found = opening.over_s, str(opening.error)
+            self._rejected[request.job_id, request.rank] = found
+            if len(self._rejected) > MAX_OPENINGS:
+                del self._rejected[next(iter(self._rejected))]
 
     def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
         request, since_s = opening.request, time.monotonic() - opening.since_s
@@ -218,6 +238,20 @@ class SessionOpenings:
             kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:
                 del self._openings[session_id]
+        for place, (rejected_s, _) in list(self._rejected.items()):
+            if now_s - rejected_s > FINDING_RETENTION_S:
+                del self._rejected[place]
+
+
+def _describe_rejections(rejected: Iterable[tuple[str, int, str]]) -> list[str]:
+    """Return a sentence for the ranks of a job that were rejected for one reason."""
+    ranks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for job_id, rank, why in rejected:
+        ranks[job_id, why].append(rank)
+    return [
+        f"{name_ranks(found)} {'was' if len(found) == 1 else 'were'} rejected: {why}"
+        for (_, why), found in ranks.items()
+    ]
 
 
 def _describe_opening(opening: _SessionOpening, now_s: float) -> str:

@@ -547,6 +547,11 @@ class RankSession:
         return None if process is None else has_process_ended(process)
 
     @property
+    def outlives_process(self) -> bool:
+        """Whether its stream is connected although its process has ended."""
+        return self.live and self.is_process_gone is True
+
+    @property
     def may_learn_end(self) -> bool:
         """Whether the session is lost and its process may yet be found to have ended."""
         lost = self._find_state() is SessionState.LOST

@@ -40,6 +40,19 @@ def iteration(number: int, **fields) -> IterationStatus:
             ["rank 2 ended within iteration 1, with 1 tensor in the tree"],
         ),
         (
+            session(state=SessionState.LOST),
+            [iteration(number, complete=number < 1, expected=22, stored=22) for number in range(4)],
+            [
+                "rank 2 ended within iteration 3, with 22 tensors in the tree; the ends of "
+                "iterations 1-2 had not arrived"
+            ],
+        ),
+        (
+            session(state=SessionState.LOST),
+            [iteration(number, complete=number != 1, expected=1, stored=1) for number in range(3)],
+            ["rank 2: the end of iteration 1 had not arrived"],
+        ),
+        (
             session(excluded="support_device [1] excludes this rank's device 2"),
             [],
             [],

@@ -233,7 +233,7 @@ def test_command_reports_the_fault(tmp_path, capsys):
         "  clean before it on that rank in that iteration: 17 tensors",
         "later: lost_rank, rank 3, iteration 5: rank 3 ended",
         "rank 1 called all_reduce number 7 of group 'world' 30 s before the freeze and none after "
-        "it; rank 2 has not called it, and 7 collectives of the group before",
+        "it; rank 2 has not called it: it called the 7 collectives before it",
         "rank 2, iteration 4: watch[0] (zero): all are zero",
         "rank 1 had not ended iteration 6 (1 stack: --stacks)",
         "rank 3 is lost (SIGKILL); its last step is iteration 5",
