@@ -139,7 +139,7 @@ for rank in "01":
     session.close()
 """
     _, _, err = ended(start(config, sys.executable, "-c", script))
-    start_of_cause = "no rank connected: ranks 0 1 were rejected: output root '/proc/tree' cannot "
+    start_of_cause = "no rank connected: ranks 0-1 were rejected: output root '/proc/tree' cannot "
     assert err.splitlines()[-1].startswith(start_of_cause)
 
 
