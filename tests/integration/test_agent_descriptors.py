@@ -55,9 +55,10 @@ def test_limit_that_is_too_low_ends_the_start_with_one_line(short_dir):
         timeout=WAIT_S,
     )
     assert ended.returncode == 2
-    assert ended.stderr == (
-        "rankdumpd: LimitNOFILE of the unit, or ulimit -n: 20 is not allowed; allowed: at least "
-        "64 file descriptors\n"
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(
+        "CRITICAL rankdumpd.main: LimitNOFILE of the unit, or ulimit -n: 20 is not allowed; "
+        "allowed: at least 64 file descriptors"
     )
 
 

@@ -147,7 +147,7 @@ def test_wait_for_a_killed_rank_waits_for_the_end_of_its_stream(
         child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
         child.start(rank.open().slab)
         stream = rank.push().ring(0)
-        wait_until(lambda: slow_agent.agent.brief().startswith("1 ranks"))
+        wait_until(lambda: slow_agent.agent.summarize().startswith("1 ranks"))
         process.kill()
     child.kill()
     with ThreadPoolExecutor() as pool:
