@@ -39,7 +39,7 @@ from rankdump._core.events import Finding
 from rankdump._core.input_perturbation import PERTURB_VARIABLE, PERTURBATIONS
 from rankdump._core.plan import DumpPlan, IterationSelection
 from rankdump._core.rank_identity import WARNED_VARIABLE
-from rankdump._core.status import StatusView
+from rankdump._core.status import StatusView, is_rejection
 from rankdump._embedded.daemon_lease import DaemonLease
 from rankdump._session.plan_source import (
     NATIVE_VARIABLE,
@@ -360,7 +360,7 @@ def _print_summary(
         return
     if not view.sessions and not view.iterations:
         cause = "no iteration was complete when the daemon died"
-        rejected = [text for text in view.findings if " rejected: " in text]
+        rejected = [text for text in view.findings if is_rejection(text)]
         likely = "; ".join(rejected) or _likely_cause(code, plan)
         text = cause if daemon_died else f"no rank connected: {likely}"
         # The other findings name ranks that opened a session and never connected.

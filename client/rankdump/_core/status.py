@@ -4,11 +4,12 @@ monitoring: sessions, iterations, agents, merges, limits and usage. Pure values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from rankdump._core.events import EventKind, Finding
+from rankdump._core.number_ranges import name_ranks
 from rankdump._core.timeouts import TimeoutHint, hint_to_json
 
 
@@ -362,6 +363,19 @@ class StatusView:
     """From agents only."""
     black_box: BlackBoxStatus = field(default_factory=BlackBoxStatus)
     """From agents, and of a tree the freezes beside it."""
+
+
+_REJECTED = " rejected: "
+
+
+def describe_rejection(ranks: Collection[int], why: str) -> str:
+    """Return the finding of an agent about ranks that it rejected for one reason."""
+    return f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}{_REJECTED}{why}"
+
+
+def is_rejection(finding: str) -> bool:
+    """Return whether a finding of an agent says that it rejected ranks."""
+    return _REJECTED in finding
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:

@@ -335,7 +335,7 @@ class RecordBuilder:
         """Whether that makes a difference."""
         self._staging = staging
         self._stalls = stalls
-        self._refusal = ""
+        self._loss_reason = ""
         self.use_plan(plan, calculator)
 
     def use_plan(self, plan: DumpPlan, calculator: StatisticsCalculator | None) -> None:
@@ -347,7 +347,7 @@ class RecordBuilder:
 
     def lose_further(self, reason: str) -> None:
         """Make every further tensor a loss for a reason, without a copy: nobody takes it."""
-        self._refusal = reason
+        self._loss_reason = reason
 
     def build_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor now."""
@@ -381,8 +381,8 @@ class RecordBuilder:
         return LostTensor(self._iteration_state.iteration, op_name, reason)
 
     def _build(self, observation: TensorObservation, source: TensorSource) -> BuildResult:
-        if self._refusal:
-            return self.make_loss(observation.op_name, self._refusal)
+        if self._loss_reason:
+            return self.make_loss(observation.op_name, self._loss_reason)
         if source.dtype not in ELEMENT_TYPES:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:

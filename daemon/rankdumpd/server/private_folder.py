@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+_MAX_TRIES = 3
 _LOCK_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -25,14 +26,18 @@ class PrivateFolder:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
         self._lock = -1
-        while self._lock < 0:
+        for tries_left in reversed(range(_MAX_TRIES)):
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = _lock_own_folder(self.path)
+            # A disk without locks fails each time, and nobody can lock the folder to remove it.
+            if self._lock >= 0 or not tries_left:
+                return
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def remove(self) -> None:
         """Remove the folder with its files; may be repeated."""
+        shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 

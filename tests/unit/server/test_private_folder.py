@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -58,3 +60,14 @@ def test_link_to_another_folder_is_left(place: Path):
     (place / f"{PREFIX}link").symlink_to(place / "data")
     PrivateFolder(PREFIX).remove()
     assert (place / "data").is_dir()
+
+
+def test_folder_is_made_on_a_disk_without_locks(place, monkeypatch):
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = PrivateFolder(PREFIX)
+    assert [*place.iterdir()] == [folder.path]
+    folder.remove()
+    assert not [*place.iterdir()]

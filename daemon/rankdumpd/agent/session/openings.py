@@ -16,9 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rankdump._core.number_ranges import name_ranks
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionGrant, SessionRequest
-from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.status import (
+    IterationStatus,
+    SessionState,
+    SessionStatus,
+    describe_rejection,
+)
 from rankdump.errors import ExhaustedError, ProtocolError, RankdumpError, RejectedError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.declarations import read_lost_tensors, read_metadata_frame
@@ -248,10 +252,7 @@ def _describe_rejections(rejected: Iterable[tuple[str, int, str]]) -> list[str]:
     ranks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for job_id, rank, why in rejected:
         ranks[job_id, why].append(rank)
-    return [
-        f"{name_ranks(found)} {'was' if len(found) == 1 else 'were'} rejected: {why}"
-        for (_, why), found in ranks.items()
-    ]
+    return [describe_rejection(found, why) for (_, why), found in ranks.items()]
 
 
 def _describe_opening(opening: _SessionOpening, now_s: float) -> str:
