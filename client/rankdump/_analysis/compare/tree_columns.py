@@ -63,7 +63,6 @@ class TreeColumns:
     sides: _Numbers
     """0 for an input, 1 for an output."""
     slots: _Numbers
-    has_file: npt.NDArray[np.bool_]
     digests: CodedColumn
     """xxh3-128; the first value is the empty text."""
     fingerprints: npt.NDArray[np.uint64]
@@ -174,7 +173,7 @@ def read_tree_columns(root: Path) -> TreeColumns | None:
 def _read_table(paths: Sequence[Path]) -> Iterator[tuple[pa.Table, Callable[[], _Sketches]]]:
     for path in paths:
         names = [
-            *(*_PLACE_COLUMNS, *_TEXT_COLUMNS, "shape", "side", "slot", "path", "microbatch"),
+            *(*_PLACE_COLUMNS, *_TEXT_COLUMNS, "shape", "side", "slot", "microbatch"),
             *("digest", "fingerprint", *STATISTIC_COLUMNS.values()),
         ]
         yield (
@@ -237,7 +236,6 @@ def _assemble(
         | {"shape": _encode_shapes(table.column("shape"))},
         _encode_sides(table.column("side")),
         table.column("slot").to_numpy().astype(np.int64),
-        _encode(table.column("path")).codes > 0,
         _encode(table.column("digest")),
         table.column("fingerprint").fill_null(0).to_numpy(),
         _find_known(table.column("fingerprint")),
