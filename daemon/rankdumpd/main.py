@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._cli.version_option import add_version_option
+from rankdump._cli.command_group import add_version_option
 from rankdump._core.daemon_endpoint import DaemonFolder, parse_tcp_address
 from rankdump._wire.channel import TlsCredentials, read_credentials
 from rankdump.errors import ConfigError, RankdumpError

@@ -8,16 +8,16 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
-from rankdump._cli.version_option import add_version_option
+from rankdump import __version__
 from rankdump.errors import ConfigError, QueryError, RankdumpError, UnavailableError
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
-
 
 COMMAND_NAMES = (
     "card",
@@ -48,7 +48,7 @@ COMMAND_NAMES = (
     "web",
 )
 """Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
-_MODULE_OF_COMMAND = {"freeze": "control", "unpin": "pin"}
+_MODULE_OF_COMMAND = dict.fromkeys(("freeze", "pin", "unpin"), "control")
 
 
 class _LazyCommandGroup(click.Group):
@@ -65,6 +65,28 @@ class _LazyCommandGroup(click.Group):
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"rankdump._cli.{_MODULE_OF_COMMAND.get(name, name)}")
         return getattr(module, name)
+
+
+def add_version_option(program: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator that adds `--version`: the release, and the kernels of this process."""
+
+    def print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            # Loading the kernels takes longer than all else, where they are numpy's.
+            from rankdump._kernels.kernel_functions import KERNELS
+
+            click.echo(f"{program}, version {__version__}")
+            click.echo(f"kernels: {KERNELS.description}")
+            context.exit()
+
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=print_version,
+        help="Show the version and exit.",
+    )
 
 
 @click.group(
