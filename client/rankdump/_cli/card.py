@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ from rankdump._analysis.compare.card_findings import CardFinding, compare_ranks
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
 from rankdump._cli.options import SELECTION_OPTIONS, TREE_PATH
-from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
+from rankdump._cli.output import TableColumn, number_columns, print_json, print_lines, print_rows
 from rankdump._core.json_values import make_plain
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import sanitize_line
@@ -79,7 +79,7 @@ def card(
     found = (dump if attempt is None else dump.where(attempt=attempt)).found_cards
     findings = compare_ranks(found, None if found.cards else whole.found_cards)
     if as_json:
-        click.echo(json.dumps(_make_body(found, findings), indent=1, default=make_plain))
+        print_json(_make_body(found, findings))
     else:
         print_lines(map(sanitize_line, _format_findings(found, findings)))
         print_lines(map(sanitize_line, _format_facts(found.cards)))
@@ -90,7 +90,7 @@ def card(
 
 def _make_body(found: FoundCards, findings: Sequence[CardFinding]) -> dict[str, object]:
     return {
-        "findings": list(map(asdict, findings)),
+        "findings": findings,
         "cards": [
             {"rank": each.rank, "iteration": each.iteration, "attempt": each.attempt}
             | make_plain(each.card)

@@ -48,7 +48,7 @@ COMMAND_NAMES = (
     "web",
 )
 """Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
-_MODULE_OF_COMMAND = dict.fromkeys(("freeze", "pin", "unpin"), "control")
+_MODULE_OF_COMMAND = {"freeze": "control", "pin": "control", "unpin": "control"}
 
 
 class _LazyCommandGroup(click.Group):

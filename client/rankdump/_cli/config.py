@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_json, print_lines
 from rankdump._config import config_file
 from rankdump._core.plan import (
     ContentSettings,
@@ -43,7 +43,7 @@ def check(file: Path, as_json: bool) -> int:
     """
     plan, _ = config_file.load_config_plan(file, os.environ)
     if as_json:
-        click.echo(json.dumps(json.loads(plan_to_json(plan)), indent=1))
+        print_json(json.loads(plan_to_json(plan)))
         return 0
     facts = describe_plan(plan)
     width = max(map(len, facts)) + 2

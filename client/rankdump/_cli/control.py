@@ -5,8 +5,6 @@ the dump of a job from removal by age or size.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,7 +13,7 @@ from rankdump._analysis.reader.job_sentences import format_result
 from rankdump._cli import daemon_client
 from rankdump._cli.live_tree import LiveJob, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_json, print_lines
 from rankdump._core.job_control import ControlAction
 from rankdump._core.status import JobUsage
 from rankdump._core.units import format_bytes
@@ -65,7 +63,7 @@ def control(
         warn=lambda text: click.echo(f"rankdump: {text}", err=True),
     )
     if as_json:
-        click.echo(json.dumps(asdict(result)))
+        print_json(result, indent=None)
     else:
         print_lines(format_result(job_id, ControlAction(action), values, result))
     return 1 if result.exceptions else 0
@@ -121,7 +119,7 @@ def freeze(job_id: str, agent: str | None, tree: Path | None, reason: str, as_js
         address, job_id = _find_agent(tree, job_id)
     found = daemon_client.freeze_job(address or resolve_agent_address(agent), job_id, reason)
     if as_json:
-        click.echo(json.dumps({"trees": found.trees, "notes": found.notes}))
+        print_json(found, indent=None)
     else:
         print_lines([*(f"frozen tree: {tree}" for tree in found.trees), *found.notes])
     return 0
@@ -150,7 +148,7 @@ def _set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) 
     job = known.get(job_id, JobUsage(job_id, pinned=pinned))
     if as_json:
         body = {"job_id": job_id, "pinned": job.pinned, "bytes_stored": job.bytes_stored}
-        click.echo(json.dumps(body))
+        print_json(body, indent=None)
     else:
         now = "is pinned" if job.pinned else "is not pinned"
         here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing yet"

@@ -5,7 +5,6 @@ the request.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Generator, Iterable
@@ -26,7 +25,7 @@ from rankdump._analysis.convert.folders import (
     find_bin_files,
     make_output_folder,
 )
-from rankdump._cli.output import print_lines, show_progress
+from rankdump._cli.output import print_json, print_lines, show_progress
 from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.device_formats import TARGET_FORMATS
 from rankdump.errors import CorruptedError
@@ -153,7 +152,7 @@ def convert(
             done=lambda outcome: report_progress(next(count), len(found.jobs)),
         )
     if as_json:
-        click.echo(json.dumps(_summary_as_json(out, summary, found.hidden), indent=1))
+        print_json(_summary_as_json(out, summary, found.hidden))
     else:
         _print_summary(out, summary, found.hidden)
     with _report_write_errors(out):

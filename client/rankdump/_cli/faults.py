@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from rankdump._analysis.black_box.fault_report import (
 )
 from rankdump._analysis.black_box.freeze_files import find_frozen_tree, read_freeze_records
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import number_columns, print_lines, print_rows
-from rankdump._core.json_values import make_plain
+from rankdump._cli.output import number_columns, print_json, print_lines, print_rows
 from rankdump._core.record import sanitize_line
 from rankdump._core.statistics import format_statistic_number
 
@@ -42,7 +40,7 @@ def faults(tree: Path, with_stacks: bool, as_json: bool) -> int:
     root = find_frozen_tree(tree)
     report = make_fault_report(str(root), read_freeze_records(root))
     if as_json:
-        click.echo(json.dumps(make_plain(report), indent=1, default=make_plain))
+        print_json(report)
         return 0
     print_lines(map(sanitize_line, _format_head(report)))
     print_lines([""])

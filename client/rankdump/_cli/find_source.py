@@ -4,7 +4,6 @@ their tensors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -18,7 +17,7 @@ from rankdump._analysis.reader.source_lines import OperatorNames, Origin, Search
 from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._cli.options import DUMP_PATH, add_query_options
-from rankdump._cli.output import list_first, print_lines
+from rankdump._cli.output import list_first, print_json, print_lines
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
@@ -68,7 +67,7 @@ def find_source(
         body = [_origin_as_json(origin) for origin in origins]
         problems = [*search.problems, *found.problems]
         head = {"root": str(tree), "line": line, "operator_count": len(body)}
-        click.echo(json.dumps(head | {"operators": body, "problems": problems}, indent=1))
+        print_json(head | {"operators": body, "problems": problems})
     else:
         _print_origins(
             origins, search, _DEFAULT_FILES if limit is None else limit or None, query, job_id

@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from rankdump import reader
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_json, print_lines
 from rankdump._config import config_file
 from rankdump._core.forecast import (
     KEEP_FREE_RATIO,
@@ -21,6 +19,7 @@ from rankdump._core.forecast import (
     count_planned_iterations,
     forecast_dump,
 )
+from rankdump._core.json_values import make_plain
 from rankdump._core.plan import DumpPlan
 from rankdump._core.units import format_bytes, format_count, format_duration
 from rankdump.errors import CorruptedError
@@ -128,7 +127,7 @@ def forecast(
     found = forecast_dump(observed, iterations, reader.disk_room(root, keep_free))
     if as_json:
         about = {"tree": str(tree), "observed": observed.iterations, "ranks": observed.ranks}
-        click.echo(json.dumps({**about, **asdict(found)}))
+        print_json(about | make_plain(found), indent=None)
     else:
         print_lines(format_forecast(found, ranks=observed.ranks, seen=observed.iterations))
     print_lines(observed.problems, err=True)

@@ -4,12 +4,10 @@ ledger from it.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -17,7 +15,8 @@ import click
 from rankdump._analysis import fsck as tree_fsck
 from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import print_lines, show_progress
+from rankdump._cli.output import print_json, print_lines, show_progress
+from rankdump._core.json_values import make_plain
 from rankdump._core.units import format_bytes, format_count
 
 _MAX_THREADS = 8
@@ -70,7 +69,7 @@ def fsck(
         report = tree_fsck.repair_tree(tree, report)
     if as_json:
         clean = report.is_verifiable and not report.damages
-        click.echo(json.dumps({"tree": str(tree), "clean": clean, **asdict(report)}))
+        print_json({"tree": str(tree), "clean": clean} | make_plain(report), indent=None)
     else:
         print_lines(_format_report(tree, report))
     # --repair succeeds when no damage is left, even if not everything could be checked.

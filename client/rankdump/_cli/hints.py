@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rankdump import reader
 from rankdump._analysis.reader.job_sentences import format_causes
 from rankdump._cli.live_tree import fetch_live_hints, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
-from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
+from rankdump._cli.output import TableColumn, number_columns, print_json, print_lines, print_rows
 from rankdump._core.timeouts import HintLevel, TimeoutHint, hint_to_json
 from rankdump._core.units import format_duration, format_percentage
 
@@ -43,7 +42,7 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
         raise click.UsageError("TREE and --coordinator cannot be combined")
     found = _read_hints(tree, coordinator, job_id or "")
     if as_json:
-        click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
+        print_json({"hints": list(map(hint_to_json, found))})
     else:
         _print_hints(found)
     return 1 if any(hint.level is not HintLevel.OK for hint in found) else 0

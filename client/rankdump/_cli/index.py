@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import print_lines, show_progress
+from rankdump._cli.output import print_json, print_lines, show_progress
 from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
@@ -39,7 +37,7 @@ def index(*, tree: Path, processes: int | None, as_json: bool) -> int:
     except OSError as error:
         raise CorruptedError(f"{tree}: cannot be indexed: {error}") from None
     if as_json:
-        click.echo(json.dumps(asdict(report), indent=1))
+        print_json(report)
     else:
         kept = f", {format_count(report.kept_files, 'file')} kept" if report.kept_files else ""
         written = f"{format_count(report.rows, 'row')} in {format_count(report.files, 'file')}"

@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_json, print_lines
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._core.units import format_bytes, format_count
 
@@ -161,7 +161,7 @@ def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | No
 def _print_summary(tree: Path, last: Mapping[str, Any], *, as_json: bool) -> None:
     counts: Mapping[str, int] = last["done"]
     if as_json:
-        click.echo(json.dumps({"tree": str(tree), "complete": last["whole"], **counts}))
+        print_json({"tree": str(tree), "complete": last["whole"], **counts}, indent=None)
         return
     line = (
         f"{tree}: {format_count(counts['files'], 'file')} taken, "

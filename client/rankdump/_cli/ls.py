@@ -4,7 +4,6 @@ dump of torch's Flight Recorder has no tensors: the collectives of each rank are
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from rankdump._cli.output import (
     format_shape,
     measure_width,
     number_columns,
+    print_json,
     print_lines,
     print_rows,
     print_table,
@@ -40,7 +40,6 @@ from rankdump._cli.tree_contents import (
     name_tables,
     read_tree,
 )
-from rankdump._core.json_values import make_plain
 from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_bytes, format_count
 from rankdump._layout.flight_record import COMPLETED, FlightCall, FlightDump
@@ -97,7 +96,7 @@ def ls(
     if as_json:
         rows = describe_entries(kept[: limit or None])
         body = _listing_as_json(found, rows, len(kept))
-        click.echo(json.dumps(body, indent=1, default=make_plain))
+        print_json(body)
     else:
         brief = query.empty and limit is None and not job_id and attempt is None
         shown = (
@@ -208,7 +207,7 @@ def _list_flights(root: Path, query: Query, limit: int | None, *, as_json: bool)
     selected = list(_select_calls(dumps, query))
     if as_json:
         calls = [_call_as_json(rank, call) for rank, call in selected[: limit or None]]
-        click.echo(json.dumps({"root": str(root), "calls": calls}, indent=1))
+        print_json({"root": str(root), "calls": calls})
         return
     shown = selected[: _DEFAULT_CALLS if limit is None else limit or None]
     if shown:

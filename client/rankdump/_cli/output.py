@@ -4,6 +4,7 @@ columns, progress bars. The only module that measures the width of the terminal.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -18,6 +19,7 @@ from itertools import islice
 import click
 from rich.cells import cell_len, set_cell_size
 
+from rankdump._core.json_values import make_plain
 from rankdump._core.number_ranges import ranges
 from rankdump._core.tensor_layout import TensorLayout
 
@@ -179,6 +181,11 @@ def print_lines(sentences: Iterable[str], *, err: bool = False) -> None:
     for sentence in sentences:
         for line in wrap_text(sentence, width):
             click.echo(line, err=err)
+
+
+def print_json(body: object, *, indent: int | None = 1) -> None:
+    """Print one JSON object; dataclasses become objects of their fields."""
+    click.echo(json.dumps(body, indent=indent, default=make_plain))
 
 
 def print_table(lines: list[str], *, err: bool = False) -> None:

@@ -16,7 +16,7 @@ from rankdump._analysis.overflow import (
     search_overflows,
 )
 from rankdump._binfile.overflow_record import OverflowSection
-from rankdump._cli.output import TableColumn, number_columns, print_lines, print_rows
+from rankdump._cli.output import TableColumn, number_columns, print_json, print_lines, print_rows
 from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError
 
@@ -51,7 +51,7 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     root = path if path.is_dir() else path.parent
     written = _write_records(found, root, target) if target else 0
     if as_json:
-        click.echo(json.dumps(_search_as_json(found, path), indent=1))
+        print_json(_search_as_json(found, path))
     else:
         _print_records(found, path)
         if target:

@@ -17,7 +17,7 @@ import click
 
 from rankdump._cli.command_group import explain_missing_modules
 from rankdump._cli.options import DUMP_PATH
-from rankdump._cli.output import TableColumn, print_lines, print_rows
+from rankdump._cli.output import TableColumn, print_json, print_lines, print_rows
 from rankdump._core.units import format_count
 from rankdump._web.limited_process import limit_address_space
 from rankdump.errors import ConfigError, ExhaustedError
@@ -92,7 +92,7 @@ def query(
     if target is not None:
         _write_parquet(found, target)
     elif form == "json":
-        click.echo(json.dumps({"rows": [_make_plain(row) for row in found.to_pylist()]}, indent=1))
+        print_json({"rows": [_make_plain(row) for row in found.to_pylist()]})
     elif form == "csv":
         click.echo(_format_csv(found), nl=False)
     else:

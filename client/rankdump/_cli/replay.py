@@ -4,7 +4,6 @@ whether its dumped result is within the rounding of its type.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import click
 
 from rankdump import reader
 from rankdump._cli.options import DUMP_PATH
-from rankdump._cli.output import format_shape, print_lines, to_json_value
+from rankdump._cli.output import format_shape, print_json, print_lines, to_json_value
 from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
 
@@ -67,7 +66,7 @@ def replay(
             raise
         raise click.ClickException("replay needs torch, which is not installed here") from None
     if as_json:
-        click.echo(json.dumps({"calls": [_describe_replay(each) for each in replays]}, indent=1))
+        print_json({"calls": [_describe_replay(each) for each in replays]})
     else:
         for each in replays:
             print_lines(_format_replay(each))

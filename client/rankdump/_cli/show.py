@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from rankdump._analysis.reader.baseline_files import find_tensor_file
 from rankdump._analysis.reader.tensor_loader import TORCH_SUFFIX, Facts, list_archived
 from rankdump._analysis.reader.tensor_statistics import Statistics
 from rankdump._analysis.reader.tree import Described, Entry
-from rankdump._cli.output import format_layout, format_shape, print_lines, to_json_value
+from rankdump._cli.output import format_layout, format_shape, print_json, print_lines, to_json_value
 from rankdump._cli.tree_contents import describe_parallelism
-from rankdump._core.json_values import make_plain
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes
 from rankdump.errors import CorruptedError, UnsupportedError
@@ -90,7 +88,7 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
         objects, damage = _tensor_objects(tensors)
         one = len(objects) == 1 and (only is not None or not names[0])
         body = objects[0] if one else {"file": str(file), "tensors": objects}
-        click.echo(json.dumps(body, indent=1, default=make_plain))
+        print_json(body)
         return 1 if damage else 0
     damage = False
     for at, tensor in enumerate(tensors):

@@ -5,7 +5,6 @@ that are not finite, with its consequences.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,
     number_columns,
+    print_json,
     print_lines,
     print_rows,
     to_json_value,
@@ -162,7 +162,7 @@ def stats(
         deque(ordered, maxlen=0)  # counts the rows that are not listed
         totals = _totals_as_json(found, survey, seen)
         cause = _find_cause(found, query, seen) if nonfinite else None
-        click.echo(json.dumps(totals | _cause_as_json(cause) | {"tensors": listed}, indent=1))
+        print_json(totals | _cause_as_json(cause) | {"tensors": listed})
     elif nonfinite:
         _print_nonfinite(found, ordered, seen, limit, query, by=by)
         print_lines(_format_sentences(found, seen, whole=True))

@@ -7,7 +7,6 @@ shortened to fit: first jobs that have ended, then ranks, then the tables of ite
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import textwrap
@@ -36,7 +35,7 @@ from rankdump._cli.options import (
     resolve_agent_address,
     resolve_coordinator_address,
 )
-from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.output import measure_width, print_json, print_lines, print_table
 from rankdump._cli.status_tables import (
     MAX_RANKS_SHOWN,
     format_job_findings,
@@ -89,7 +88,7 @@ def status(
         return _watch_status(look)
     view = look()
     if as_json:
-        click.echo(json.dumps(view_as_json(view), indent=1))
+        print_json(view_as_json(view))
     else:
         width = measure_width()
         ranks = format_status_table(view, width=width)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rankdump._cli.output import print_lines
+from rankdump._cli.output import print_json, print_lines
 from rankdump._config.output_path import OUTPUT_VARIABLE
 from rankdump._core.number_ranges import ranges
 from rankdump._core.plan import IterationSelection
@@ -95,7 +95,7 @@ def _report(root: Path, codes: list[int], *, as_json: bool) -> int:
 
     found = compare_exactly(root / FIRST, root / SECOND)
     if as_json:
-        click.echo(json.dumps(make_body(found, codes), indent=1))
+        print_json(make_body(found, codes))
     else:
         print_lines(format_twice(found), err=True)
     if codes[1]:
