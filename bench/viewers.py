@@ -26,7 +26,7 @@ from typing import Any
 import grpc
 
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
-from rankdump._web.source_list import SourceList
+from rankdump._web.dump_source import SourceList
 from rankdump._web.web_server import run_pages
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub

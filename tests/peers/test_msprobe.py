@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump._analysis.replay.replayed_calls import replay_calls
+from rankdump._analysis.replay import replay_calls
 from rankdump.errors import UnsupportedError
 
 PEER = Path(__file__).with_name("run_msprobe.py")

@@ -16,7 +16,7 @@ from support.tree_builder import TreeBuilder
 from torch.nn import functional
 
 import rankdump
-from rankdump._analysis.replay.replayed_calls import (
+from rankdump._analysis.replay import (
     FLOAT_FORMATS,
     find_inner_unit,
     judge_result,

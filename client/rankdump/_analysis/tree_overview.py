@@ -1,11 +1,12 @@
-"""Overview of a tree: one sentence that says what to look at first, and what the readers know about
-faults, findings, losses and hints.
+"""Overview of a tree: one sentence that says what to look at first, what the readers know about
+faults, findings, losses and hints, and the figures of its jobs: what became of the tensors of each
+rank, and how much of the timeout of each process group is used.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -41,7 +42,7 @@ from rankdump._core.events import Finding
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import FreezeStatus, StatusView
 from rankdump._core.timeouts import HintLevel, TimeoutHint
-from rankdump._core.units import format_count
+from rankdump._core.units import format_count, format_duration, format_percentage
 from rankdump.errors import CorruptedError, RankdumpError
 
 _T = TypeVar("_T")
@@ -269,3 +270,70 @@ def find_budget_share(hint: TimeoutHint) -> float:
     if hint.limit is None or not hint.limit.limit_us:
         return 0.0
     return min(1.0, max(hint.share, hint.projected_us / hint.limit.limit_us))
+
+
+class RankBalance(NamedTuple):
+    """What became of the tensors of a rank, or of all."""
+
+    rank: int
+    """-1 for the sum of all."""
+    attempt: int
+    state: str
+    iterations_complete: int
+    iterations_seen: int
+    expected: int
+    stored: int
+    linked: int
+    degraded: int
+    dropped: int
+    bytes_in: int
+    bytes_stored: int
+
+
+def make_balance(tally: RankTally) -> RankBalance:
+    """Return the balance of a rank in one attempt."""
+    return _sum_tallies(tally.rank, tally.attempt, tally.described_state, [tally])
+
+
+def sum_balances(tallies: Sequence[RankTally]) -> RankBalance:
+    """Return the balance of all ranks."""
+    return _sum_tallies(-1, 0, "", tallies)
+
+
+def _sum_tallies(rank: int, attempt: int, state: str, tallies: Sequence[RankTally]) -> RankBalance:
+    sums = sum_iterations(each for tally in tallies for each in tally.iterations)
+    return RankBalance(
+        *(rank, attempt, state),
+        sum(tally.iterations_complete for tally in tallies),
+        sum(tally.iterations_seen for tally in tallies),
+        *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
+        *(sums.bytes_in, sums.bytes_stored),
+    )
+
+
+class TimeoutBudget(NamedTuple):
+    """How much of the timeout of a group is used."""
+
+    group: str
+    level: HintLevel
+    share: float
+    """From 0 to 1."""
+    percentage: str
+    limit: str
+    """Duration; empty when none is known."""
+    reason: str
+    settings: tuple[str, ...]
+
+
+def make_budgets(hints: Iterable[TimeoutHint]) -> tuple[TimeoutBudget, ...]:
+    """Return the budgets of hints, in their order."""
+    return tuple(map(_make_budget, hints))
+
+
+def _make_budget(hint: TimeoutHint) -> TimeoutBudget:
+    share = find_budget_share(hint)
+    limit = format_duration(hint.limit.limit_us) if hint.limit is not None else ""
+    return TimeoutBudget(
+        *(hint.group, hint.level, share, format_percentage(share), limit),
+        *(hint.reason, hint.settings),
+    )

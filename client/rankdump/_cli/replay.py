@@ -16,7 +16,7 @@ from rankdump._core.number_ranges import ranges
 from rankdump._core.units import format_count
 
 if TYPE_CHECKING:
-    from rankdump._analysis.replay.replayed_calls import CallReplay, ReplayedOutput
+    from rankdump._analysis.replay import CallReplay, ReplayedOutput
 
 _NUMBER = click.IntRange(min=0)
 
@@ -55,7 +55,7 @@ def replay(
     Exit code 1 when a result is not, and for calls that cannot be replayed.
     """
     try:
-        from rankdump._analysis.replay.replayed_calls import replay_calls
+        from rankdump._analysis.replay import replay_calls
 
         dump = reader.open(tree)
         dump = dump if rank is None else dump.where(rank=rank)

@@ -35,11 +35,15 @@ from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER, make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
 from rankdump._web.page_kinds import (
+    KEPT_PARAMETERS,
     AbsentPageError,
     PageKind,
     PageParameters,
     ParameterError,
+    TreeChoice,
+    list_choices,
     make_body,
+    parse_choice,
     wants_json,
 )
 from rankdump._web.query_page import make_query_page
@@ -54,7 +58,6 @@ from rankdump._web.tensor_page import (
     name_tensor,
     parse_tensor,
 )
-from rankdump._web.tree_choice import KEPT_PARAMETERS, TreeChoice, list_choices, parse_choice
 from rankdump.errors import (
     ConfigError,
     ForbiddenError,

@@ -25,9 +25,14 @@ from rankdump._analysis.black_box.freeze_files import (
     read_freeze_records,
 )
 from rankdump._analysis.table.table_schema import NONFINITE
-from rankdump._web.dump_source import DumpSource, find_tree_number
+from rankdump._web.dump_source import (
+    EXECUTION_ORDER,
+    DumpSource,
+    TensorRow,
+    find_tree_number,
+    read_rows,
+)
 from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
-from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, read_rows
 from rankdump.errors import CorruptedError
 
 _MAX_LISTED = 100

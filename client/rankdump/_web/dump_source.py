@@ -1,16 +1,20 @@
 """What pages read of one tree: rows of its table, and values of readers that are kept until the
 tree changes. One instance for each tree, for all threads of a server.
+
+The list of the trees that a server shows may grow while it runs, in an order that stays: pages name
+a tree by its number.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 from rankdump import reader
 from rankdump._analysis.reader.manifests import (
@@ -27,10 +31,12 @@ from rankdump._analysis.table.table_query import (
     QueryLimits,
     TableViews,
 )
+from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.freeze_record import BLACK_BOX_FOLDER
+from rankdump._core.scope_names import format_scope_name
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
-from rankdump.errors import CorruptedError, QueryError
+from rankdump.errors import CorruptedError, QueryError, RankdumpError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,3 +238,157 @@ def _read_time_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
+
+
+_ROW_COLUMNS = (
+    "CAST(job AS VARCHAR) AS job, rank, attempt, iteration, position, "
+    "CAST(name AS VARCHAR) AS name, "
+    "CAST(op_type AS VARCHAR) AS op_type, CAST(side AS VARCHAR) AS side, slot, "
+    "CAST(argument AS VARCHAR) AS argument, CAST(dtype AS VARCHAR) AS dtype, shape, "
+    "CAST(layout AS VARCHAR) AS layout, bytes, digest, l2norm, max, min, avg, nan_count, path, "
+    f"CAST(member AS VARCHAR) AS member, ({NONFINITE}) AS nonfinite"
+)
+_TEXTS = (
+    *("job", "name", "op_type", "side", "argument", "dtype", "layout", "digest", "path", "member"),
+)
+_NUMBERS = ("rank", "attempt", "position", "slot", "bytes")
+_STATISTICS = ("l2norm", "max", "min", "avg")
+EXECUTION_ORDER = "iteration NULLS LAST, rank, attempt, position"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor of a rank in one iteration."""
+
+    job: str
+    rank: int
+    attempt: int
+    iteration: int | None
+    """None for a constant of a graph."""
+    position: int
+    name: str
+    short_name: str
+    op_type: str
+    side: str
+    slot: int
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
+    bytes: int
+    digest: str
+    l2norm: float | None
+    max: float | None
+    min: float | None
+    avg: float | None
+    nonfinite: bool
+    path: str
+    """Below the root; empty for statistics without elements."""
+    member: str
+
+
+def match_rows(
+    *, search: str = "", rank: int | None = None, iteration: int | None = None
+) -> tuple[list[str], list[object]]:
+    """Return conditions of a SELECT over `tensors`, joined by AND, and their values.
+
+    `search` is a part of the name of the operator, without regard to case.
+    """
+    conditions, values = ["true"], list[object]()
+    if search:
+        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
+        values.append(search)
+    for name, value in (("rank", rank), ("iteration", iteration)):
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    return conditions, values
+
+
+def read_rows(source: DumpSource, rest: str, values: Sequence[object]) -> tuple[TensorRow, ...]:
+    """Return rows of a SELECT over `tensors`, whose `rest` begins behind WHERE."""
+    found = source.get_rows(f"SELECT {_ROW_COLUMNS} FROM tensors WHERE {rest}", values)
+    return tuple(map(make_row, found))
+
+
+def make_row(found: Mapping[str, Any]) -> TensorRow:
+    """Return a row that was selected by `read_rows`."""
+    known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
+    known |= {name: found[name] or 0 for name in _NUMBERS}
+    known |= {name: None if found[name] is None else float(found[name]) for name in _STATISTICS}
+    return TensorRow(
+        iteration=found["iteration"],
+        short_name=format_scope_name(found["name"] or ""),
+        shape=tuple(found["shape"] or ()),
+        nonfinite=bool(found["nonfinite"]),
+        **known,
+    )
+
+
+MAX_OPEN = 8
+"""Trees whose tables are open: each holds memory."""
+
+
+class SourceList(Sequence[DumpSource]):
+    """The trees that could be opened so far; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._sources: list[DumpSource] = []
+        self._waiting: list[Path] = []
+        self._known: set[Path] = set()
+        self._latest: OrderedDict[int, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, roots: Iterable[Path]) -> None:
+        """Add the trees that are not known; those that have not begun yet follow when they have."""
+        with self._lock:
+            new = [root for root in dict.fromkeys(roots) if root not in self._known]
+            self._known.update(new)
+            self._waiting += new
+
+    def list_waiting(self) -> tuple[Path, ...]:
+        """Return the trees that have not begun yet."""
+        with self._lock:
+            self._open_waiting()
+            return tuple(self._waiting)
+
+    def close(self) -> None:
+        """Close all tables."""
+        for source in tuple(self):
+            source.close()
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._open_waiting()
+            return len(self._sources)
+
+    def __iter__(self) -> Iterator[DumpSource]:
+        with self._lock:
+            return iter(tuple(self._sources))
+
+    @overload
+    def __getitem__(self, index: int) -> DumpSource: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[DumpSource]: ...
+    def __getitem__(self, index: int | slice) -> DumpSource | Sequence[DumpSource]:
+        with self._lock:
+            found = self._sources[index]
+            if isinstance(index, slice):
+                return found
+            self._latest[index] = None
+            self._latest.move_to_end(index)
+            over = len(self._latest) - MAX_OPEN
+            late = [self._latest.popitem(last=False)[0] for _ in range(over)]
+            closed = [self._sources[number] for number in late]
+        for source in closed:
+            source.close()
+        return found
+
+    def _open_waiting(self) -> None:
+        still: list[Path] = []
+        for root in self._waiting:
+            try:
+                self._sources.append(DumpSource(root))
+            except (RankdumpError, OSError):
+                still.append(root)
+        self._waiting = still

@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rankdump._core.units import format_bytes, format_count
-from rankdump._web.tensor_rows import TensorRow
-from rankdump._web.tree_choice import TreeChoice
+from rankdump._web.dump_source import TensorRow
+from rankdump._web.page_kinds import TreeChoice
 
 _DIGITS = 6
 

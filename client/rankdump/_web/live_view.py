@@ -23,18 +23,20 @@ from rankdump._analysis.reader.rank_tallies import (
     format_status_sentences,
     tally_ranks,
 )
-from rankdump._analysis.tree_overview import OverviewLevel, OverviewVerdict, find_budget_share
-from rankdump._core.events import Finding
-from rankdump._core.status import AgentStatus, SessionState, StatusView
-from rankdump._core.timeouts import HintLevel
-from rankdump._core.units import format_count
-from rankdump._web.job_figures import (
+from rankdump._analysis.tree_overview import (
+    OverviewLevel,
+    OverviewVerdict,
     RankBalance,
     TimeoutBudget,
+    find_budget_share,
     make_balance,
     make_budgets,
     sum_balances,
 )
+from rankdump._core.events import Finding
+from rankdump._core.status import AgentStatus, SessionState, StatusView
+from rankdump._core.timeouts import HintLevel
+from rankdump._core.units import format_count
 
 MAX_RANKS_LISTED = 128
 """Ranks of a job that are listed: the part is sent to every browser when it changes."""

@@ -15,9 +15,8 @@ from rankdump._analysis.module_tree import (
     make_module_tree,
 )
 from rankdump._analysis.table.table_schema import NONFINITE
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import DumpSource, match_rows
 from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
-from rankdump._web.tensor_rows import match_rows
 
 _MAX_CHILDREN = 300
 _OPEN_ROWS = 60

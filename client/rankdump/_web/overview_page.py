@@ -10,22 +10,20 @@ from rankdump._analysis.table_index import compare_with_tree
 from rankdump._analysis.tree_overview import (
     BadTensor,
     OverviewVerdict,
+    RankBalance,
+    TimeoutBudget,
     TreeOverview,
+    make_balance,
+    make_budgets,
     make_verdict,
     read_overview,
+    sum_balances,
 )
 from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name
 from rankdump._web.dump_source import DumpSource, JobAttempt
-from rankdump._web.job_figures import (
-    RankBalance,
-    TimeoutBudget,
-    make_balance,
-    make_budgets,
-    sum_balances,
-)
 from rankdump._web.page_kinds import LineExcerpt, PageKind
 
 _MAX_LISTED = 50

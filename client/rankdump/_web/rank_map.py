@@ -13,7 +13,7 @@ import numpy as np
 from rankdump._analysis.plot.chart_data import choose_scale
 from rankdump._analysis.plot.tensor_slice import MAX_CELLS, join_cells
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
-from rankdump._web.dump_source import DumpSource, read_tree_stamp
+from rankdump._web.dump_source import DumpSource, match_rows, read_tree_stamp
 from rankdump._web.page_kinds import PageKind, PageParameters, slice_page
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_values import (
@@ -23,7 +23,6 @@ from rankdump._web.rank_values import (
     count_differences,
     read_times,
 )
-from rankdump._web.tensor_rows import match_rows
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""

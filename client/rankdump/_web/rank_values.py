@@ -18,10 +18,9 @@ from rankdump._analysis.reader.order_times import read_rank_times
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
-from rankdump._web.dump_source import DumpSource, JobAttempt
+from rankdump._web.dump_source import DumpSource, JobAttempt, match_rows
 from rankdump._web.order_page import open_order
 from rankdump._web.page_kinds import MAX_NUMBER, AbsentPageError
-from rankdump._web.tensor_rows import match_rows
 
 
 @dataclass(frozen=True, slots=True)

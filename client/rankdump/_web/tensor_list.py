@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankdump._analysis.table.table_schema import NONFINITE
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import EXECUTION_ORDER, DumpSource, TensorRow, match_rows, read_rows
 from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
-from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 
 PAGE_ROWS = 100
 _CONSTANT = (1 << 63) - 1

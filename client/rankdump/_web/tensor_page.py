@@ -33,7 +33,7 @@ from rankdump._analysis.reader.tree_walk import locate
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.units import format_bytes
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import EXECUTION_ORDER, DumpSource, TensorRow, match_rows, read_rows
 from rankdump._web.page_kinds import (
     MAX_NUMBER,
     AbsentPageError,
@@ -43,7 +43,6 @@ from rankdump._web.page_kinds import (
     slice_page,
 )
 from rankdump._web.png_image import color_cells, encode_png
-from rankdump._web.tensor_rows import EXECUTION_ORDER, TensorRow, match_rows, read_rows
 from rankdump.errors import ExhaustedError, RankdumpError
 
 MAX_ELEMENT_BYTES = 128 << 20

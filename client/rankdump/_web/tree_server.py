@@ -20,8 +20,8 @@ from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._core.status import StatusView
 from rankdump._http.http_server import HttpServer
+from rankdump._web.dump_source import SourceList
 from rankdump._web.job_source import ControlOutcome
-from rankdump._web.source_list import SourceList
 from rankdump._web.web_server import THREADS, LoggedRefusals, run_pages
 from rankdump._wire.status_messages import view_from_wire
 from rankdump.errors import ForbiddenError, UnavailableError

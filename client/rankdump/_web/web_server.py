@@ -35,10 +35,9 @@ from rankdump._http.request_gate import CONTROL_METHOD, RequestGate, RoleGate, i
 from rankdump._http.server_guard import HttpsGuard, RefusalSink
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import DumpSource, SourceList
 from rankdump._web.job_source import JobSource
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.source_list import SourceList
 from rankdump.errors import ConfigError, UnavailableError
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})

@@ -32,7 +32,7 @@ from rankdump._analysis.reader import coordinator_files
 from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._analysis.table_index import index_tree
 from rankdump._cli.command_group import run_command_line
-from rankdump._web import tensor_list, tensor_page, tensor_rows
+from rankdump._web import dump_source, tensor_list, tensor_page
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.page_kinds import MAX_NUMBER
@@ -423,9 +423,9 @@ def test_path_that_leads_out_of_the_tree_is_refused(tmp_path, open_pages, monkey
     """A table from elsewhere may name any file."""
     root = fill_tree(tmp_path / "tree")
     np.save(tmp_path / "outside.npy", np.ones(3))
-    make_row = tensor_rows.make_row
+    make_row = dump_source.make_row
     monkeypatch.setattr(
-        tensor_rows, "make_row", lambda found: make_row(found | {"path": "../outside.npy"})
+        dump_source, "make_row", lambda found: make_row(found | {"path": "../outside.npy"})
     )
     answer = open_pages(root).get("/tensor/elements.npy", params=tensor())
     assert (answer.status_code, "leads out of the tree" in answer.text) == (404, True)

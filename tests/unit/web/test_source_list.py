@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from rankdump._web import source_list
+from rankdump._web import dump_source
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
+from rankdump._web.dump_source import SourceList
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.source_list import SourceList
 
 
 def test_tree_that_does_not_exist_yet_follows_when_it_does(trees, tmp_path: Path):
@@ -28,7 +28,7 @@ def test_tree_that_does_not_exist_yet_follows_when_it_does(trees, tmp_path: Path
 
 
 def test_tables_of_few_trees_are_open(trees, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(source_list, "MAX_OPEN", 1)
+    monkeypatch.setattr(dump_source, "MAX_OPEN", 1)
     found = SourceList()
     found.add([trees["walked"], trees["indexed"]])
     for number in range(len(found)):

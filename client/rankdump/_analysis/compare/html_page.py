@@ -13,12 +13,10 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from rankdump._analysis.compare import report_text
-from rankdump._analysis.compare.html_columns import (
+from rankdump._analysis.compare.html_widgets import (
     NameShortener,
     build_operator_columns,
     build_row_columns,
-)
-from rankdump._analysis.compare.html_widgets import (
     build_sortable_table,
     draw_histograms,
     draw_operator_chart,

@@ -27,14 +27,14 @@ from support.diff_reports import (
     suspect,
 )
 
-from rankdump._analysis.compare.html_columns import (
+from rankdump._analysis.compare.html_page import render_page
+from rankdump._analysis.compare.html_widgets import (
     ErrorScale,
     build_error_scale,
     build_execution_axis,
     build_operator_columns,
     build_point_columns,
 )
-from rankdump._analysis.compare.html_page import render_page
 from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
 from rankdump._analysis.compare.report_summary import summarize_operators
 from rankdump._core.scope_names import format_scope_name

@@ -1,1 +1,0 @@
-"""Replay of one dumped call of torch's API in float64."""
