@@ -43,9 +43,10 @@ from rankdump._analysis.compare.report import (
     TensorVerdict,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors
-from rankdump._analysis.compare.tree_columns import CodedColumn, ColumnPlace, TreeColumns
+from rankdump._analysis.compare.tree_columns import CodedColumn, TreeColumns
 from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS
+from rankdump._analysis.table.table_files import ColumnPlace
 from rankdump._core.record import TensorSide
 from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.manifest_columns import read_manifest_columns
 from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
 from rankdump._analysis.reader.tensor_columns import make_columns_of_manifests
+from rankdump._analysis.table.table_files import ColumnPlace, read_columns, split_by_place
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.record import TensorSide
@@ -34,15 +34,6 @@ _TEXT_COLUMNS = ("name", "op_type", "argument", "dtype", "layout")
 _PLACE_COLUMNS = ("iteration", "rank", "position")
 _MANIFESTS_AT_A_TIME = 128
 _SIDES = {TensorSide.INPUT.value: 0, TensorSide.OUTPUT.value: 1}
-
-
-class ColumnPlace(NamedTuple):
-    """Rows of one iteration of a rank."""
-
-    rank: int
-    iteration: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +168,9 @@ def _read_table(paths: Sequence[Path]) -> Iterator[tuple[pa.Table, Callable[[], 
             *("digest", "fingerprint", *STATISTIC_COLUMNS.values()),
         ]
         yield (
-            _read_columns(path, names),
-            lambda path=path: _get_sketches(_read_columns(path, ["sketch"])),
+            read_columns(path, names),
+            lambda path=path: _get_sketches(read_columns(path, ["sketch"])),
         )
-
-
-def _read_columns(path: Path, names: Sequence[str]) -> pa.Table:
-    try:
-        return pq.read_table(path, columns=list(names), page_checksum_verification=True)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise CorruptedError(f"{path}: cannot be read: {error}") from None
 
 
 def _read_manifests(
@@ -226,7 +210,7 @@ def _assemble(
     order = np.lexsort(keys[::-1])
     if (order[1:] < order[:-1]).any():
         table, keys = table.take(pa.array(order)), [each[order] for each in keys]
-    places = _find_places(*keys)
+    places = split_by_place(keys[0], keys[1])
     if len({place[:2] for place in places}) < len(places) or _is_repeated(keys):
         return None
     numbers = table.column("microbatch").drop_null().to_numpy()
@@ -244,16 +228,6 @@ def _assemble(
         order,
         [(len(each), load) for each, load in zip(tables, loads, strict=True)],
     )
-
-
-def _find_places(iterations: _Numbers, ranks: _Numbers, _: _Numbers) -> list[ColumnPlace]:
-    changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
-    starts = [0, *(np.flatnonzero(changes) + 1).tolist()] if len(ranks) else []
-    ends = [*starts[1:], len(ranks)]
-    return [
-        ColumnPlace(int(ranks[start]), int(iterations[start]), start, end)
-        for start, end in zip(starts, ends, strict=True)
-    ]
 
 
 def _is_repeated(keys: Sequence[_Numbers]) -> bool:

@@ -93,7 +93,6 @@ class TreeItem:
     is_regular: bool
     is_link: bool
     size_bytes: int = 0
-    modified_ns: int = 0
     inode: tuple[int, int] = (0, 0)
     """Device and number."""
     folder: DumpFolder | None = None

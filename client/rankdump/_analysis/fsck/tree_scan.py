@@ -159,7 +159,6 @@ def _tree_item(
         is_regular=stat.S_ISREG(facts.st_mode),
         is_link=stat.S_ISLNK(facts.st_mode),
         size_bytes=facts.st_size,
-        modified_ns=facts.st_mtime_ns,
         inode=(facts.st_dev, facts.st_ino),
         folder=folder,
         full_name=names.get_full_name(item.name),

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rankdump._analysis.reader.indexed_manifests import IndexedFile
-from rankdump._analysis.table.table_files import take_in_order
+from rankdump._analysis.table.table_files import read_columns, split_by_place, take_in_order
 from rankdump._analysis.table.table_schema import ITERATION_SCHEMA, TENSOR_SCHEMA
 from rankdump.errors import CorruptedError
 
@@ -32,22 +31,11 @@ def _check_places(file: IndexedFile, places: Iterable[tuple[int, int]]) -> None:
 
 
 def _read(path: Path, schema: pa.Schema, columns: list[str]) -> Any:
+    rows = read_columns(path, columns, use_threads=False)
     try:
-        rows = pq.read_table(
-            path, columns=columns, use_threads=False, page_checksum_verification=True
-        )
         return rows.cast(pa.schema([schema.field(name) for name in columns]))
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (ValueError, pa.ArrowException) as error:
         raise CorruptedError(f"{path}: cannot be read: {error}") from None
-
-
-def _split_places(rows: pa.Table) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Yield rank and iteration, and the first and the end of their rows."""
-    iterations, ranks = (rows.column(name).to_numpy() for name in _PLACE)
-    changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
-    starts = [*([0] if len(rows) else []), *(np.flatnonzero(changes) + 1).tolist()]
-    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-        yield (int(ranks[start]), int(iterations[start])), start, end
 
 
 class PlaceSizes(NamedTuple):
@@ -87,7 +75,8 @@ def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
     dated = rows.filter(is_dated)
     order = np.lexsort([dated.column(name).to_numpy() for name in reversed(_PLACE)])
     dated = take_in_order(dated, order)
-    parts = {place: (start, end) for place, start, end in _split_places(dated)}
+    found = split_by_place(*(dated.column(name).to_numpy() for name in _PLACE))
+    parts = {(each.rank, each.iteration): (each.start, each.stop) for each in found}
     for (rank, iteration), stall_us in stalls.items():
         start, end = parts.get((rank, iteration), (0, 0))
         yield _sum_sizes(dated.slice(start, end - start), rank, iteration, stall_us)

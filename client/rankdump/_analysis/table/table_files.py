@@ -345,6 +345,38 @@ def take_in_order(rows: pa.Table, order: npt.NDArray[np.int64]) -> pa.Table:
     return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
+class ColumnPlace(NamedTuple):
+    """Rows of one iteration of a rank."""
+
+    rank: int
+    iteration: int
+    start: int
+    stop: int
+
+
+def split_by_place(
+    iterations: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]
+) -> list[ColumnPlace]:
+    """Return where the iteration or the rank of rows changes."""
+    changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist()] if len(ranks) else []
+    ends = [*starts[1:], len(ranks)]
+    return [
+        ColumnPlace(int(ranks[start]), int(iterations[start]), start, end)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def read_columns(path: Path, names: Sequence[str], *, use_threads: bool = True) -> pa.Table:
+    """Return columns of a file; CorruptedError where it is damaged or was removed."""
+    try:
+        return pq.read_table(
+            path, columns=[*names], use_threads=use_threads, page_checksum_verification=True
+        )
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise CorruptedError(f"{path}: cannot be read: {error}") from None
+
+
 @contextmanager
 def lock_table(access: TreeAccess, *, patience_s: float) -> Generator[None]:
     """Lock the table; UnavailableError when another process holds the lock for that long."""
