@@ -204,7 +204,7 @@ def _find_cause(tree: Tree, query: Query, seen: _SurveyCounts) -> DivergenceOrig
     dump = dump.where(iteration=seen.first_iteration)
     if tree.attempt is not None:
         dump = dump.where(attempt=tree.attempt)
-    return find_first_cause(dump, [])
+    return find_first_cause(dump)
 
 
 def _print_nonfinite(

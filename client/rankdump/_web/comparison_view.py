@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from rankdump._analysis.compare import report_text
 from rankdump._analysis.compare.report import (
-    CONSTANTS_ITERATION,
     ComparisonReport,
     ComparisonRow,
     DumpedTensor,
     ProgramPlace,
     TensorVerdict,
+    get_dated_iteration,
 )
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
@@ -252,7 +252,7 @@ class ComparisonView:
         return ComparedRow(
             number=number,
             rank=row.rank,
-            iteration=_convert_iteration(row.iteration),
+            iteration=get_dated_iteration(row.iteration),
             name=report_text.format_call_name(row, str)[:_MAX_TEXT],
             short_name=report_text.format_call_name(row, format_scope_name)[:_MAX_TEXT],
             name_a=row.name_a,
@@ -288,7 +288,7 @@ class ComparisonView:
         elif tensor.record is not None:
             name = tensor.record.op_name
         layout = "" if tensor.layout is None else str(tensor.layout)
-        where = name, tensor.side.value, tensor.slot, rank, _convert_iteration(place[1])
+        where = name, tensor.side.value, tensor.slot, rank, get_dated_iteration(place[1])
         return TensorPlace(*where, part.job, part.attempt, layout)
 
 
@@ -311,10 +311,6 @@ def _describe_tensor(tensor: DumpedTensor) -> dict[str, str | float]:
         for name, value in found.items()
         if value != ""
     }
-
-
-def _convert_iteration(number: int) -> int | None:
-    return None if number == CONSTANTS_ITERATION else number
 
 
 def _cut_lines(lines: Sequence[str]) -> LineExcerpt:

@@ -116,7 +116,7 @@ def render_page(
     kept = {id(row) for row in select_worst_rows([each.worst for each in called], most)}
     shown_calls = [each for each in called if id(each.worst) in kept]
     models = [
-        draw_operator_chart(shown_calls, collect_suspect_keys(report), "by_operator"),
+        draw_operator_chart(shown_calls, collect_suspect_keys(report)),
         *draw_histograms(report.rows),
         build_sortable_table(build_operator_columns(shown_calls, spelt), "operators"),
         build_sortable_table(build_row_columns(shown_rows, spelt), "tensors"),

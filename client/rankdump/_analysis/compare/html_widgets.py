@@ -355,13 +355,11 @@ def _is_real(values: ColumnCells) -> bool:
     return bool(values) and isinstance(values[0], float)
 
 
-def draw_operator_chart(
-    operators: Sequence[OperatorSummary], suspects: set[CallKey], name: str
-) -> LayoutDOM:
+def draw_operator_chart(operators: Sequence[OperatorSummary], suspects: set[CallKey]) -> LayoutDOM:
     """Return the chart of the largest error of each pair of calls, a colour for each rank."""
     scale = build_error_scale([each.error for each in operators])
     axis = build_execution_axis(operators)
-    chart = _make_chart(name, scale)
+    chart = _make_chart("by_operator", scale)
     _draw_backdrop(chart, scale, list(axis.iteration_starts.values())[1:])
     # The worst points are drawn last, on top; the first point of a rank is its legend entry.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))

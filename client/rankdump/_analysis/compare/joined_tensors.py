@@ -45,8 +45,6 @@ from rankdump._core.manifest import ManifestRecord
 from rankdump._core.selection import GRADIENTS_PREFIX, has_scope_prefix
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
-MAX_LOADED_BYTES = 64 << 20
-"""Pairs whose files are larger together are not loaded, but read in blocks."""
 _NEAR_FACTOR, _NEAR_DISTANCE = 10.0, 1e-6
 """Distances up to so many times the least one, and so much more, say nothing of the way."""
 _SURE_DISTANCE, _APART_DISTANCE = 0.02, 0.5
@@ -243,7 +241,7 @@ def opened_joined_pair(
 
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
-    with opened_parts([*a.files, *b.files], budget_bytes=MAX_LOADED_BYTES) as opened:
+    with opened_parts([*a.files, *b.files]) as opened:
         parts = [ArrayElements(each) if isinstance(each, np.ndarray) else each for each in opened]
         own = dict(zip(a.files, parts, strict=False))
         other = dict(zip(b.files, parts[len(a.files) :], strict=True))

@@ -373,16 +373,16 @@ def _has_nonfinite_elements(tensor: DumpedTensor | None) -> bool | None:
     return computed.nans + computed.infinities > 0
 
 
-def find_first_cause(dump: Dump, problems: list[str]) -> DivergenceOrigin | None:
+def find_first_cause(dump: Dump) -> DivergenceOrigin | None:
     """Return where NaN or infinity starts in a dump; None when every tensor is known as finite.
 
     `dump` is best restricted to the first iteration with such a tensor, because all of its tensors
-    are read. `problems` gets a sentence for damaged tables, which are ignored.
+    are read. Damaged tables are ignored.
     """
     known: dict[str, bool] = {}
     rows = [
         row._replace(outcome=replace(row.outcome, nonfinite_a=_has_nonfinite(row.pair.a, known)))
-        for program in read_programs(dump, problems)
+        for program in read_programs(dump, [])
         for call in program.calls
         for row in make_call_rows(program, call.position, CallPair(call, None, "exact"))
     ]

@@ -41,6 +41,11 @@ ProgramPlace: TypeAlias = "tuple[int, int]"
 """Rank and iteration of a program."""
 
 
+def get_dated_iteration(number: int) -> int | None:
+    """Return the iteration of a program; None for that of the constants."""
+    return None if number == CONSTANTS_ITERATION else number
+
+
 @dataclass(frozen=True, slots=True)
 class ElementTolerances:
     """Tolerances: two elements are close when `abs(a - b) <= atol + rtol * abs(b)`, as in numpy.

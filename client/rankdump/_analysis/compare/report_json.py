@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 
 from rankdump._analysis.compare.report import (
-    CONSTANTS_ITERATION,
     ComparisonReport,
     ComparisonRow,
     ComparisonSettings,
@@ -20,6 +19,7 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
     SuspectCall,
     TensorVerdict,
+    get_dated_iteration,
 )
 from rankdump._analysis.compare.report_summary import count_verdicts
 
@@ -78,22 +78,18 @@ def _convert_origin(origin: DivergenceOrigin) -> dict[str, object]:
 def _convert_suspect(suspect: SuspectCall) -> dict[str, object]:
     found: dict[str, object] = asdict(suspect)
     del found["row_place"]
-    found["iteration"] = _convert_iteration(suspect.iteration)
+    found["iteration"] = get_dated_iteration(suspect.iteration)
     if suspect.row_place is not None:
         rank, iteration = suspect.row_place
-        found["row_place"] = [rank, _convert_iteration(iteration)]
+        found["row_place"] = [rank, get_dated_iteration(iteration)]
     return found
-
-
-def _convert_iteration(number: int) -> int | None:
-    return None if number == CONSTANTS_ITERATION else number
 
 
 def _convert_row(row: ComparisonRow) -> dict[str, object]:
     result = row.outcome
     return {
         "rank": row.rank,
-        "iteration": _convert_iteration(row.iteration),
+        "iteration": get_dated_iteration(row.iteration),
         "position": row.position,
         "rule": row.rule,
         "op_type": row.op_type,

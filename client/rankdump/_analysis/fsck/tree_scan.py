@@ -219,8 +219,8 @@ def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord
 def check_unlisted_files(
     everything: Iterable[TreeItem],
     manifests: Iterable[StoredManifest],
-    hidden: Iterable[StoredManifest] = (),
-    gone: Collection[tuple[int, int]] = (),
+    hidden: Iterable[StoredManifest],
+    gone: Collection[tuple[int, int]],
 ) -> Iterator[FileDamage]:
     """Yield damage for items that no manifest names, except for the usual other files of a dump.
 

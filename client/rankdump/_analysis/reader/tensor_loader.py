@@ -393,14 +393,14 @@ _SMALL_BYTES = 512 << 10
 """Opening files takes longer than loading as much."""
 _MAX_OPEN_FILES = 256
 """More files than that are opened for each block: a process may hold 1024."""
+MAX_LOADED_BYTES = 64 << 20
+"""Packed files that are larger together are not loaded, but unpacked to temporary ones."""
 
 
 @contextmanager
-def opened_parts(
-    entries: Sequence[Entry], *, budget_bytes: int
-) -> Generator[list[Opened], None, None]:
-    """Open the elements of tensors; packed ones are arrays if all need no more than the budget, and
-    are unpacked to temporary files else.
+def opened_parts(entries: Sequence[Entry]) -> Generator[list[Opened], None, None]:
+    """Open the elements of tensors; packed ones are arrays where all are small, and are unpacked to
+    temporary files else.
 
     Raises the errors of `load`.
     """
@@ -409,7 +409,7 @@ def opened_parts(
         if size <= _SMALL_BYTES:
             yield [load(entry) for entry in entries]
             return
-        is_held, is_loaded = len(entries) <= _MAX_OPEN_FILES, size <= budget_bytes
+        is_held, is_loaded = len(entries) <= _MAX_OPEN_FILES, size <= MAX_LOADED_BYTES
         yield [_open_part(entry, files, is_held=is_held, is_loaded=is_loaded) for entry in entries]
 
 

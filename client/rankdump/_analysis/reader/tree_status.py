@@ -262,7 +262,7 @@ def _has_one_iteration(table: Table) -> bool:
 def _unbalanced_sentences(tree: Tree) -> list[str]:
     return [
         f"rank {s.rank}: iteration {s.iteration}: {s.expected} tensors expected, "
-        f"{s.kept_tensors + sum(s.dropped.values())} accounted for"
+        f"{s.accounted_tensors} accounted for"
         for s in (manifest.status for manifest in tree.manifests)
         if not s.is_balanced
     ]

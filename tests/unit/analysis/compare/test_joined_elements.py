@@ -20,7 +20,6 @@ from support.tensor_pairs import read_all
 from support.tree_builder import TreeBuilder
 
 import rankdump
-from rankdump._analysis.compare import joined_tensors
 from rankdump._analysis.compare.joined_elements import (
     PlacedElements,
     PlacedPart,
@@ -298,7 +297,7 @@ def test_memory_is_bounded_and_results_do_not_depend_on_it(
     """Files beyond the budget are read in blocks, packed ones from temporary files."""
     trees = write_trees(tmp_path, case, codec, has_layout=has_layout)
     expected = rankdump.compare(*trees, processes=1)
-    monkeypatch.setattr(joined_tensors, "MAX_LOADED_BYTES", 1 << 20)
+    monkeypatch.setattr(tensor_loader, "MAX_LOADED_BYTES", 1 << 20)
     monkeypatch.setattr(tensor_loader, "_MAX_OPEN_FILES", 2 if case == "rows" else 256)
     rankdump.compare(*trees, processes=1)  # imports and workspaces
     tracemalloc.start()
@@ -323,7 +322,7 @@ def test_damaged_part_is_unreadable_whatever_the_budget(kept, tmp_path, monkeypa
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
     outcomes: list[PairOutcome] = []
     for budget in (64 << 20, 1 << 20):
-        monkeypatch.setattr(joined_tensors, "MAX_LOADED_BYTES", budget)
+        monkeypatch.setattr(tensor_loader, "MAX_LOADED_BYTES", budget)
         (row,) = rankdump.compare(*trees, processes=1).rows
         outcomes.append(row.outcome)
     assert outcomes[0].verdict is TensorVerdict.UNREADABLE
