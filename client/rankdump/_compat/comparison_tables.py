@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.compare.api_pairs import pair_api_calls
 from rankdump._analysis.compare.api_tables import (
     SHAPES_DIFFER,
     ApiTable,
@@ -30,6 +29,7 @@ from rankdump._analysis.compare.api_tables import (
 )
 from rankdump._analysis.compare.report import ElementTolerances
 from rankdump._analysis.reader.tensor_loader import load_file
+from rankdump._compat.api_pairs import pair_api_calls
 from rankdump._compat.dump_files import ApiRankDump
 from rankdump._compat.tensor_pairs import ApiDumpStep, TensorPair, TensorsByCall, pair_tensors
 from rankdump._layout.api_tree import LAYER_KIND, CallDirection

@@ -17,14 +17,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
-from rankdump._analysis.compare.api_pairs import (
+from rankdump._analysis.reader.statistic_tables import read_info
+from rankdump._compat.api_pairs import (
     CallSpan,
     FlowCall,
     TensorShape,
     align_shapes,
     unify_api_name,
 )
-from rankdump._analysis.reader.statistic_tables import read_info
 from rankdump._core.record import TensorSide
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine
 from rankdump._layout.api_tree import (

@@ -88,7 +88,7 @@ _OPERATOR_NAMES = {
 """Names of one computation in other frameworks and releases, by the common name.
 
 Names are in lower case without underscores. They decide which calls may be paired at all, so the
-table is larger than that of troubleshooter in `compare.api_pairs`, which has to pair exactly what
+table is larger than that of troubleshooter in `_compat.api_pairs`, which has to pair exactly what
 that tool pairs.
 """
 OPERATOR_SYNONYMS = {

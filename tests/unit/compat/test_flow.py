@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump._analysis.compare.api_pairs import (
+from rankdump._compat.api_pairs import (
     CallSpan,
     FlowCall,
     align_shapes,
