@@ -43,11 +43,13 @@ from rankdumpd.coordinator.fleet_views import PublishedOffsets
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.service.fleet_status import StateWriter, build_status_view
 from rankdumpd.coordinator.service.fleet_status import select_jobs as chosen_jobs
-from rankdumpd.coordinator.state import state_file
-from rankdumpd.coordinator.state.state_file import CoordinatorState
-from rankdumpd.coordinator.state.state_rows import (
+from rankdumpd.coordinator.state import (
+    JOB_TABLES,
+    STATE_SCHEMA,
+    STATE_TABLES_VERSION,
     AgentRow,
     BalanceRow,
+    CoordinatorState,
     FindingRow,
     JobResultRow,
     JobRow,
@@ -61,7 +63,7 @@ from rankdumpd.settings import CoordinatorSettings
 
 OTHER = "session-2"
 _DROPPED = {"disk_low": (0,)}
-_STATE_TABLES = ("agents", *state_file.JOB_TABLES)
+_STATE_TABLES = ("agents", *JOB_TABLES)
 
 
 class _DatabaseTarget:
@@ -187,9 +189,7 @@ def sessions(data: bytes) -> None:
 def state_base() -> tuple[CoordinatorState, _DatabaseTarget]:
     """Return the state of a coordinator that has a row of every kind."""
     folder = _folder()
-    _loosely(
-        folder / "coordinator.sqlite", state_file.STATE_SCHEMA, state_file.STATE_TABLES_VERSION
-    )
+    _loosely(folder / "coordinator.sqlite", STATE_SCHEMA, STATE_TABLES_VERSION)
     state = CoordinatorState(folder)
     atexit.register(state.close)
     state.write(

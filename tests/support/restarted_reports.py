@@ -6,7 +6,7 @@ from typing import Any
 
 from rankdumpd.coordinator.fleet_views import AgentReport
 from rankdumpd.coordinator.reports.report_store import ReportStore
-from rankdumpd.coordinator.state.state_rows import ROW_TABLES, StateRow
+from rankdumpd.coordinator.state import ROW_TABLES, StateRow
 
 _NUMBER_GAP = 1_000
 

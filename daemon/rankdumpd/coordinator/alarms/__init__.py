@@ -2,6 +2,6 @@
 to the others, and what it finds itself, as waits past half of their timeout, and outliers among the
 ranks.
 
-Each kind of alarm is a pure function in a module of its own that returns values of `JobFreeze`;
-`JobFreezes` decides which of them begin a freeze.
+Each kind of alarm is a pure function that returns values of `JobFreeze`; `JobFreezes` decides which
+of them begin a freeze.
 """

@@ -29,8 +29,8 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts, TimeoutHint
+from rankdumpd.coordinator.alarms.job_alarms import PeerSteps
 from rankdumpd.coordinator.alarms.job_freezes import JobFreezes
-from rankdumpd.coordinator.alarms.peer_steps import PeerSteps
 from rankdumpd.coordinator.fleet_views import (
     IterationView,
     JobView,
@@ -39,7 +39,7 @@ from rankdumpd.coordinator.fleet_views import (
     ReportedRankCoverage,
 )
 from rankdumpd.coordinator.reports.job_progress import PublishedIterations, RankRegistry
-from rankdumpd.coordinator.state.state_rows import (
+from rankdumpd.coordinator.state import (
     BalanceRow,
     FindingRow,
     JobResultRow,

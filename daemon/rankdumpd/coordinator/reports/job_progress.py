@@ -11,7 +11,7 @@ from rankdump._core.events import OPEN_END_POSITION, EventColumns, Finding, Find
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.timeouts import RankTimeouts
 from rankdumpd.coordinator.fleet_views import JobFacts, RankCoverage
-from rankdumpd.coordinator.state.state_rows import LateEventsRow, PublishedIterationRow, StateRow
+from rankdumpd.coordinator.state import LateEventsRow, PublishedIterationRow, StateRow
 
 MAX_BALANCES = 20_000
 """Balances of a job that are kept in memory to be shown; the state has all of them."""

@@ -37,7 +37,7 @@ from rankdumpd.coordinator.reports.job import (
     list_job_findings,
     split_by_iteration,
 )
-from rankdumpd.coordinator.state.state_rows import (
+from rankdumpd.coordinator.state import (
     AgentRow,
     BalanceRow,
     FindingRow,

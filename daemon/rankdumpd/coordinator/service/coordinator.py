@@ -35,8 +35,7 @@ from rankdump.wire.v1.coordinator_pb2_grpc import (
     CoordinatorServiceServicer,
     add_CoordinatorServiceServicer_to_server,
 )
-from rankdumpd.coordinator.control.control_decision import ControlledSession, list_sessions
-from rankdumpd.coordinator.control.job_control import JobControl
+from rankdumpd.coordinator.control import ControlledSession, JobControl, list_sessions
 from rankdumpd.coordinator.fleet_views import AgentReport, FleetView, ReportAnswer
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, read_published_entries
@@ -50,7 +49,7 @@ from rankdumpd.coordinator.service.fleet_status import (
     select_jobs,
 )
 from rankdumpd.coordinator.service.publication import HintUpdater, IterationPublisher
-from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.coordinator.state import CoordinatorState
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.grpc_server import abort_on_error
 from rankdumpd.server.lifecycle import Component

@@ -24,7 +24,7 @@ from rankdump.errors import CorruptedError, RankdumpError, RejectedError, Unavai
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdumpd.coordinator.fleet_views import FleetView, JobView
 from rankdumpd.coordinator.reports.report_store import ReportStore
-from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.coordinator.state import CoordinatorState
 from rankdumpd.settings import CoordinatorSettings
 
 

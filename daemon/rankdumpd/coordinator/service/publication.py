@@ -21,7 +21,7 @@ from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
-from rankdumpd.coordinator.alarms.long_waits import find_wait_alarms
+from rankdumpd.coordinator.alarms.job_alarms import find_wait_alarms
 from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.fleet_views import IterationView, PublicationResult
 from rankdumpd.coordinator.hints.assessment import build_hints

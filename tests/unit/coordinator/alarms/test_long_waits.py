@@ -9,7 +9,7 @@ import pytest
 from support.rank_limits import WORLD, S, session, torch
 
 from rankdump._core.events import OPEN_END_POSITION, EventColumns, EventKind, RankEvent
-from rankdumpd.coordinator.alarms.long_waits import find_wait_alarms
+from rankdumpd.coordinator.alarms.job_alarms import find_wait_alarms
 from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
 from rankdumpd.coordinator.hints.open_waits import find_open_waits
 

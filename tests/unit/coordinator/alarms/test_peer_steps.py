@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankdump._core.black_box import RankStep
-from rankdumpd.coordinator.alarms import peer_steps
-from rankdumpd.coordinator.alarms.peer_steps import PeerSteps, find_outliers
+from rankdumpd.coordinator.alarms import job_alarms
+from rankdumpd.coordinator.alarms.job_alarms import PeerSteps, find_outliers
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_numbers_are_bounded(monkeypatch):
     peers = PeerSteps("j")
     for iteration in range(100):
         add(peers, iteration, 1, 1, 1, 1)
-    assert len(peers._steps) == peer_steps.MAX_STEPS
-    assert peers._count == 4 * peer_steps.MAX_STEPS
-    monkeypatch.setattr(peer_steps, "MAX_NUMBERS", 4 * peer_steps.MAX_STEPS)
+    assert len(peers._steps) == job_alarms.MAX_STEPS
+    assert peers._count == 4 * job_alarms.MAX_STEPS
+    monkeypatch.setattr(job_alarms, "MAX_NUMBERS", 4 * job_alarms.MAX_STEPS)
     add(peers, 100, 1, 1, 1, 1, 50)
-    assert peers._count <= peer_steps.MAX_NUMBERS
+    assert peers._count <= job_alarms.MAX_NUMBERS
     assert set(peers._changed) <= peers._steps.keys()
-    monkeypatch.setattr(peer_steps, "MAX_NUMBERS", 2)
-    for _ in range(2 * peer_steps.MAX_STEPS):
+    monkeypatch.setattr(job_alarms, "MAX_NUMBERS", 2)
+    for _ in range(2 * job_alarms.MAX_STEPS):
         add(peers, 200, 1, 1, 1, 1, 50)
     assert peers._count <= 2

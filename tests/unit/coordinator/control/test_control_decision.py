@@ -7,7 +7,7 @@ import pytest
 from rankdump._core.job_control import ControlAnswer, ControlledRank
 from rankdump._core.status import SessionState, SessionStatus
 from rankdump.errors import RejectedError
-from rankdumpd.coordinator.control.control_decision import (
+from rankdumpd.coordinator.control import (
     MIN_LEAD_S,
     ControlledSession,
     choose_iteration,

@@ -11,8 +11,7 @@ import pytest
 from rankdump._core.freeze_record import FreezeReach, UnreachedAgent
 from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder, ControlResult
 from rankdump.errors import RejectedError, UnavailableError
-from rankdumpd.coordinator.control.control_decision import ControlledSession
-from rankdumpd.coordinator.control.job_control import JobControl
+from rankdumpd.coordinator.control import ControlledSession, JobControl
 
 ORDER = ControlOrder("order-1", "job", ControlAction.STOP)
 SESSIONS = (ControlledSession(0, "s0", ""), ControlledSession(1, "s1", ""))

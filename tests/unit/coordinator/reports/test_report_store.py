@@ -50,7 +50,7 @@ from rankdumpd.coordinator.reports import report_store
 from rankdumpd.coordinator.reports import report_store as rooms
 from rankdumpd.coordinator.reports.job import CLOSED_JOB_TIMEOUT_S, MAX_FINDINGS
 from rankdumpd.coordinator.reports.report_store import ReportStore
-from rankdumpd.coordinator.state.state_rows import AgentRow, StateRow
+from rankdumpd.coordinator.state import AgentRow, StateRow
 
 WORLD = ProcessGroup("world", (0, 1))
 DEADLINE_S = 300.0

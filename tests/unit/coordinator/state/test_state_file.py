@@ -14,10 +14,10 @@ from rankdump._core.timeouts import GroupTimeout, RankTimeouts
 from rankdump.errors import ConfigError, CorruptedError, UnavailableError
 from rankdumpd.coordinator.fleet_views import PublishedOffsets
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
-from rankdumpd.coordinator.state.state_file import CoordinatorState
-from rankdumpd.coordinator.state.state_rows import (
+from rankdumpd.coordinator.state import (
     AgentRow,
     BalanceRow,
+    CoordinatorState,
     FindingRow,
     JobResultRow,
     JobRow,

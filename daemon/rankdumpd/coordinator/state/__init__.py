@@ -1,1 +1,0 @@
-"""State of a coordinator that outlives its process."""
