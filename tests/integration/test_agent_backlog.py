@@ -25,7 +25,7 @@ from rankdump._core.manifest import Manifest
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.backlog.pack_process import PackProcess
 from rankdumpd.agent.commit import post_commit
-from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
+from rankdumpd.agent.ledger.deferred_work import UnpackedFiles
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.rebuild import rebuild_ledger

@@ -22,11 +22,11 @@ from rankdump._core.manifest import RetiredIteration
 from rankdump._core.plan import ContentSettings
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent import retention
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.admission import ResourcePolicy
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.retention import manager
-from rankdumpd.agent.retention.manager import RetentionManager
+from rankdumpd.agent.retention import RetentionManager
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.metrics import MetricCounters
 
@@ -139,7 +139,7 @@ class TestRetentionChoice:
 
     def test_removal_is_one_line_for_each_job(self, make_agent, send, state, caplog):
         """Each iteration of each rank is a line of the audit log, and of the log at debug alone."""
-        caplog.set_level("INFO", manager.__name__)
+        caplog.set_level("INFO", retention.__name__)
         agent = make_agent()
         send(agent, 3)
         send(agent, 2, rank=1, world_size=2, session_id="other")
@@ -147,7 +147,7 @@ class TestRetentionChoice:
         with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as late:
             assert late.keeper.remove_due() == 3
             assert len(late.told) == 5
-        lines = [each.getMessage() for each in caplog.records if each.name == manager.__name__]
+        lines = [each.getMessage() for each in caplog.records if each.name == retention.__name__]
         (line,) = lines
         assert line.startswith("job job: iterations 0-2 of 2 ranks removed, ")
         assert line.endswith(": retain_days")
@@ -245,7 +245,7 @@ class TestRemoval:
         rank, _ = send(agent, 2)
         agent.stop()
         policy = ResourcePolicy(1, retain_bytes=SIZE * 3 + 512)
-        steps_taken = manager.remove_part
+        steps_taken = retention.remove_part
 
         def cut(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
@@ -255,7 +255,7 @@ class TestRemoval:
             raise SimulatedKill
 
         with monkeypatch.context() as patched, house(state, policy) as killed:
-            patched.setattr(manager, "remove_part", cut)
+            patched.setattr(retention, "remove_part", cut)
             with pytest.raises(SimulatedKill):
                 killed.removed()
         # Before its manifest is hidden nothing is gone; after that one line says what goes on.
@@ -342,7 +342,7 @@ class TestRemoval:
             policy = ResourcePolicy(1, retain_bytes=1)
             with house(state, policy) as first, pytest.MonkeyPatch.context() as patched:
                 patched.setattr(
-                    manager, "remove_part", lambda part, *, shared: pytest.fail("no step")
+                    retention, "remove_part", lambda part, *, shared: pytest.fail("no step")
                 )
                 with pytest.raises(pytest.fail.Exception):
                     first.removed()
@@ -365,7 +365,7 @@ class TestRemoval:
         rank, _ = send(agent, 1)
         agent.stop()
         folder, outside = rank.root / "rank_0/Net/0/0", short_dir / "outside"
-        steps_taken = manager.remove_part
+        steps_taken = retention.remove_part
 
         def swapped(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
@@ -375,7 +375,7 @@ class TestRemoval:
                     folder.symlink_to(outside)
                 yield step
 
-        monkeypatch.setattr(manager, "remove_part", swapped)
+        monkeypatch.setattr(retention, "remove_part", swapped)
         with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == [0]
         assert {path.name for path in outside.iterdir()} == {"statistic.csv"}

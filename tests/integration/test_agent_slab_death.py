@@ -21,7 +21,7 @@ from support.slab_agents import MIB, SMALL, WAIT_S, arrays_of, counts, manifest_
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit import committer
-from rankdumpd.agent.ingress.push_stream import OpenPushStreams
+from rankdumpd.agent.ingress.servicer import OpenPushStreams
 
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 

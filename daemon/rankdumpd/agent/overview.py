@@ -19,8 +19,7 @@ from rankdump._core.status import (
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ledger.retention import RetiredIterations
-from rankdumpd.agent.limits.disk_space import LedgerSpace
-from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.limits.resource_limits import LedgerSpace, ResourceLimits
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry

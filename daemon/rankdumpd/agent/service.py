@@ -26,18 +26,21 @@ from rankdumpd.agent.backlog.backlog_packer import BacklogPacker, FilePacker
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader
-from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
+from rankdumpd.agent.ingress.servicer import (
+    SERVICE_NAME,
+    AgentServicer,
+    OpenPushStreams,
+    PushStreamReader,
+)
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.admission import StorePressure, decide_packing
-from rankdumpd.agent.limits.disk_space import LedgerSpace
-from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
+from rankdumpd.agent.limits.resource_limits import LedgerSpace, ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
 from rankdumpd.agent.records import ReceivedRecord
 from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
-from rankdumpd.agent.retention.manager import RetentionManager
+from rankdumpd.agent.retention import RetentionManager
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession, StreamMailbox

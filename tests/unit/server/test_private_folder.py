@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.server.private_folder import PrivateFolder
+from rankdumpd.server.page_process import PrivateFolder
 
 PREFIX = "rankdumpd-test-"
 KILLED = """
 import os, signal
-from rankdumpd.server.private_folder import PrivateFolder
+from rankdumpd.server.page_process import PrivateFolder
 print(PrivateFolder("rankdumpd-test-").path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

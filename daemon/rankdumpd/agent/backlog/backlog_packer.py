@@ -26,8 +26,8 @@ from rankdump._core.status import PackBacklog
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 from rankdumpd.agent.backlog.pack_process import PackProcess
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.deferred_work import UnpackedFile
 from rankdumpd.agent.ledger.rows import StoredRecord
-from rankdumpd.agent.ledger.unpacked_files import UnpackedFile
 from rankdumpd.agent.limits.admission import is_space_short
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.limits.usage import DumpUsage

@@ -16,11 +16,10 @@ from rankdump._core.status import IterationStatus, SessionState
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 from rankdumpd.agent.ledger import database, retention, rows
 from rankdumpd.agent.ledger.database import SETTING_KEY, lock_ledger_folder, open_ledger_file
+from rankdumpd.agent.ledger.deferred_work import UnindexedManifests, UnpackedFiles
 from rankdumpd.agent.ledger.reader import DAMAGE_REMEDY, LedgerReader
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.retention import RetiredIterations
-from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
-from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 from rankdumpd.agent.records import (
     FrameId,
     JoinedMember,

@@ -19,9 +19,8 @@ from typing import Any, cast
 from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
 from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery, open_ledger_for_reading
+from rankdumpd.agent.ledger.deferred_work import UnindexedManifests, UnpackedFiles
 from rankdumpd.agent.ledger.rows import CHANGED_PLAN_KIND, EndedIteration, IterationRemoval
-from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
-from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 
 MAX_RETIRED_ITERATIONS = 256
 """Iterations that are considered in one pass, oldest first."""

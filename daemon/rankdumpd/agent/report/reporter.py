@@ -42,8 +42,13 @@ from rankdump.errors import (
 from rankdump.wire.v1 import control_pb2, coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.records import QuietRank
-from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
-from rankdumpd.agent.report.report_stream import ReporterTimes, ReportStream
+from rankdumpd.agent.report.report_stream import (
+    ClockInstant,
+    ClockSample,
+    ClockWindow,
+    ReporterTimes,
+    ReportStream,
+)
 from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.server import machine
 from rankdumpd.server.background_thread import BackgroundThread

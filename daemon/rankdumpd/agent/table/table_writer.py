@@ -25,7 +25,7 @@ from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import RankdumpError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifest, UnindexedSession
+from rankdumpd.agent.ledger.deferred_work import UnindexedManifest, UnindexedSession
 from rankdumpd.agent.limits.admission import compute_floor_bytes
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.records import read_wall_clock_us

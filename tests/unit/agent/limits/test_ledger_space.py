@@ -8,7 +8,7 @@ import pytest
 
 from rankdump._core.status import LedgerStatus
 from rankdumpd.agent.limits.admission import DiskSpace
-from rankdumpd.agent.limits.disk_space import LedgerSpace, list_ledger_warnings
+from rankdumpd.agent.limits.resource_limits import LedgerSpace, list_ledger_warnings
 
 MIB = 1 << 20
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rankdump._core.drop_reasons import SPACE_REASONS
-from rankdumpd.agent.limits import admission, disk_space
+from rankdumpd.agent.limits import admission, resource_limits
 from rankdumpd.agent.limits.admission import (
     DiskSpace,
     ResourcePolicy,
     ResourceUsage,
     find_limit_reason,
 )
-from rankdumpd.agent.limits.disk_space import DiskGauge
+from rankdumpd.agent.limits.resource_limits import DiskGauge
 from rankdumpd.agent.limits.usage import DumpUsage
 
 GIB = 1 << 30
@@ -114,13 +114,13 @@ class TestDiskGauge:
         """The last good sample stays in use; one thread waits, and there is a finding."""
         now, stalled = [0.0], _StalledDisk()
         # The first answer is waited for.
-        monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 10.0)
+        monkeypatch.setattr(resource_limits, "SAMPLE_TIMEOUT_S", 10.0)
         gauge = DiskGauge(lambda: now[0], stalled.look_up)
         assert gauge.space(Path("/x")).free_bytes == 1
         now[0] = 0.5
         assert gauge.space(Path("/x")).free_bytes == 1
         assert stalled.calls == 1
-        monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(resource_limits, "SAMPLE_TIMEOUT_S", 0.0)
         try:
             for now[0] in (2.0, 5.0, 9.0):
                 assert gauge.space(Path("/x")).free_bytes == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankdumpd.agent.report.clock import (
+from rankdumpd.agent.report.report_stream import (
     MAX_AGE_US,
     MAX_SAMPLES,
     ClockInstant,

@@ -1,1 +1,0 @@
-"""Removal of old iterations from dump trees by age and size."""
