@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rankdump._core.certificate_files import RevokedCertificates, ignore_reload
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._core.pandas_blocker import leave_pandas_out
-from rankdump._core.revoked_certificates import RevokedCertificates
-from rankdump._core.watched_files import ignore_reload
 from rankdump._wire.channel import TlsCredentials
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.shm.slab_folder import find_group_id

@@ -28,11 +28,11 @@ from rankdump._core.manifest import (
     is_intact,
 )
 from rankdump._core.npy_format import compute_npy_sizes
-from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState
+from rankdump._core.tree_root import READ_FLAGS
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
 from rankdump._layout.file_name import PACKED_SUFFIX
 from rankdump._layout.tree_paths import EXECUTION_ORDER_FOLDER, MANIFEST_FOLDER, METADATA_FOLDER

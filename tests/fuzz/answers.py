@@ -18,6 +18,7 @@ from rankdump._core.execution_order import (
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_from_json, plan_to_json
 from rankdump._wire import status_messages
+from rankdump._wire.black_box_messages import relayed_freeze_from_wire, relayed_freeze_to_wire
 from rankdump._wire.control_messages import (
     answer_from_wire,
     answer_to_wire,
@@ -28,7 +29,6 @@ from rankdump._wire.control_messages import (
     result_from_wire,
     result_to_wire,
 )
-from rankdump._wire.freeze_messages import relayed_freeze_from_wire, relayed_freeze_to_wire
 from rankdump._wire.session_messages import session_grant_from_wire, session_grant_to_wire
 from rankdump.errors import RankdumpError
 from rankdump.wire.v1 import agent_pb2, control_pb2, coordinator_pb2, metrics_pb2, status_pb2

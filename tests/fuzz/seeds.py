@@ -47,7 +47,12 @@ from rankdump._shm.slab_format import (
 )
 from rankdump._shm.slab_writer import SlabWriter
 from rankdump._wire import status_messages
-from rankdump._wire.black_box_messages import step_tensor_to_wire
+from rankdump._wire.black_box_messages import (
+    job_freeze_to_wire,
+    rank_step_to_wire,
+    relayed_freeze_to_wire,
+    step_tensor_to_wire,
+)
 from rankdump._wire.control_messages import (
     answer_to_wire,
     control_request_to_wire,
@@ -55,11 +60,6 @@ from rankdump._wire.control_messages import (
     result_to_wire,
 )
 from rankdump._wire.frames import make_metadata_frame, make_record_frames, serialize_record_body
-from rankdump._wire.freeze_messages import (
-    job_freeze_to_wire,
-    rank_step_to_wire,
-    relayed_freeze_to_wire,
-)
 from rankdump._wire.metadata_messages import events_to_wire
 from rankdump._wire.session_messages import (
     session_grant_to_wire,

@@ -21,8 +21,8 @@ from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import AgentLoad, IterationStatus, SessionState, SessionStatus
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.black_box_messages import relayed_freeze_to_wire
 from rankdump._wire.frames import make_metadata_frame
-from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdumpd.agent.ledger import report_log
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import FrameId, MetadataFrame, QuietRank

@@ -34,9 +34,9 @@ import rankdump
 from rankdump._cli import daemon_client
 from rankdump._cli.command_group import run_command_line
 from rankdump._cli.job_connection import JobConnection
+from rankdump._core.certificate_files import RevokedCertificates, compute_fingerprint
 from rankdump._core.job_control import ControlAnswer
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
-from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdump._core.status import SessionState, SessionStatus
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from rankdump._core.collective_calls import MAX_GROUP_CALLS
+from rankdump._core.black_box import MAX_GROUP_CALLS
 from rankdump._core.events import EventKind, ProcessGroup
 from rankdump._frameworks.torch import communication
 from rankdump._frameworks.torch.collective_tensors import CollectiveOperands

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
 from rankdump._core.run_card import ParameterDigest, RunCard, parse_card, parse_parameter
 from rankdump._core.tensor_layout import TensorLayout
@@ -20,7 +19,7 @@ from rankdump._frameworks import card_digests
 from rankdump._frameworks.card_digests import HEAD_ELEMENTS, TURN_ITERATIONS
 from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._frameworks.torch.tensors import make_torch_source
-from rankdump._recorder.declared_layouts import DeclaredLayouts
+from rankdump._recorder.declared_layouts import DeclaredLayouts, LayoutDeclaration, declare_layout
 from rankdump._recorder.run_card_recorder import RunCardRecorder
 
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from rankdump._core.black_box import FaultKind
-from rankdump._core.collective_calls import GroupCalls
+from rankdump._core.black_box import FaultKind, GroupCalls
 from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError

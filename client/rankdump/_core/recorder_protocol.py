@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from rankdump._core.black_box import FaultKind
-from rankdump._core.collective_calls import GroupCalls
+from rankdump._core.black_box import FaultKind, GroupCalls
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision

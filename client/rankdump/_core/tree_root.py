@@ -1,13 +1,14 @@
-"""Root of a tree: whether it lies in one of the configured folders, and the names of the state
-folder and the lock file in it. Pure.
+"""Root of a tree: whether it lies in one of the configured folders, the names of the state folder
+and the lock file in it, and flags for opening files that somebody else may have replaced.
 
 Every writer of a tree holds a shared lock (flock) on the lock file; a repair takes the lock
-exclusively. The state folder is not part of the dump; it also holds claims on folders and the
-state of ingests.
+exclusively. The state folder is not part of the dump; it also holds claims on folders and the state
+of ingests.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from rankdump.errors import RejectedError
@@ -50,3 +51,11 @@ def _is_within(path: str, folder: str) -> bool:
 STATE_FOLDER = ".rankdump"
 TREE_LOCK_FILE = "agent.lock"
 """Always empty: only the locks on it count."""
+
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags of `os.open` for reading a file.
+
+A link in its place, which may lead out of the tree, is an error. A pipe is opened at once; without
+O_NONBLOCK the call would wait for a writer, maybe for ever. Child processes do not inherit the
+descriptor. Whether it is a regular file at all, `os.fstat` says.
+"""

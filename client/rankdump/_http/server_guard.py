@@ -16,8 +16,12 @@ from rankdump._core.caller_roles import (
     explain_refusal,
     parse_roles,
 )
-from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
-from rankdump._core.watched_files import WatchedFiles, read_file
+from rankdump._core.certificate_files import (
+    RevokedCertificates,
+    WatchedFiles,
+    compute_fingerprint,
+    read_file,
+)
 from rankdump.errors import ConfigError
 
 

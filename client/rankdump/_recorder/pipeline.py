@@ -20,9 +20,13 @@ from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases
 from rankdump._recorder.black_box_recorder import BlackBoxRecorder
 from rankdump._recorder.event_trace import EventTrace, now_us
-from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
-from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, TimeoutReporter
+from rankdump._recorder.metadata_sender import (
+    CallStackSender,
+    GraphBuilder,
+    MetadataSender,
+    TimeoutReporter,
+)
 from rankdump._recorder.order_responder import OrderResponder
 from rankdump._recorder.plan_settings import (
     compute_batch_rows,

@@ -23,9 +23,8 @@ from rankdump._core.timeouts import GroupTimeout
 from rankdump._layout.profile import OperatorAliases, make_gradient_alias
 from rankdump._recorder.declared_layouts import DeclaredLayouts
 from rankdump._recorder.event_trace import EventTrace
-from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationState, LostTensor
-from rankdump._recorder.metadata_sender import CallStackSender
+from rankdump._recorder.metadata_sender import CallStackSender, GraphBuilder
 from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.session_logger import SessionLogger
 from rankdump._recorder.triggers import DumpTrigger

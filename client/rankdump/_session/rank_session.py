@@ -20,7 +20,6 @@ from rankdump._core.input_perturbation import (
     find_perturbation_fault,
     read_perturbation,
 )
-from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
     RankIdentity,
@@ -45,6 +44,7 @@ from rankdump._frameworks.arrays import (
 )
 from rankdump._frameworks.model_observer import format_type
 from rankdump._layout.tree_paths import make_folder_name
+from rankdump._recorder.declared_layouts import LayoutDeclaration, declare_layout
 from rankdump._session.agent_finder import AgentAddress, default_agent_finder
 from rankdump._session.framework_adapters import (
     HookFactory,

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rankdump._core.caller_roles import ROLE_URI
-from rankdump._core.revoked_certificates import compute_fingerprint
+from rankdump._core.certificate_files import compute_fingerprint
 from rankdump.errors import ConfigError, CorruptedError, UnavailableError
 from rankdumpd.server.tls import read_alternative_names
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rankdump._core.caller_roles import AGENT_ROLE, ROLES
-from rankdump._core.revoked_certificates import read_revoked_fingerprints
+from rankdump._core.certificate_files import read_revoked_fingerprints
 from rankdump._wire.channel import TLS_VARIABLES
 from rankdump.errors import ConfigError, RankdumpError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdump._core.open_flags import READ_FLAGS
+from rankdump._core.tree_root import READ_FLAGS
 from rankdump.errors import ConfigError
 from rankdumpd.agent.records import FileDescriptor, FileStamp
 from rankdumpd.agent.storage.tree import make_stamp

@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 
 from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity, explain_refusal, parse_roles
+from rankdump._core.certificate_files import RevokedCertificates, compute_fingerprint
 from rankdump._core.log_once import LogOnce
-from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.call_descriptions import describe_answer, describe_request

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 
 from rankdump._core.caller_roles import parse_roles
-from rankdump._core.revoked_certificates import compute_fingerprint
-from rankdump._core.watched_files import ReloadCallback, WatchedFiles, ignore_reload, read_file
+from rankdump._core.certificate_files import (
+    ReloadCallback,
+    WatchedFiles,
+    compute_fingerprint,
+    ignore_reload,
+    read_file,
+)
 from rankdump.errors import ConfigError
 from rankdumpd.settings import TlsSettings
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from support.certificate_authority import CertificateAuthority
 
-from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
+from rankdump._core.certificate_files import RevokedCertificates, compute_fingerprint
 from rankdump._wire.channel import find_credentials_fault
 from rankdump.errors import ConfigError
 from rankdumpd.certs.authority import describe_certificate

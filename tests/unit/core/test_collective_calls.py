@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump._core.collective_calls import (
+from rankdump._core.black_box import (
     MIN_WAIT_US,
     GroupCalls,
     RankCallCounts,

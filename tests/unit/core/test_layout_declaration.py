@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.tensor_layout import LayoutSource, TensorLayout
+from rankdump._recorder.declared_layouts import LayoutDeclaration, declare_layout
 
 GIVEN: dict[str, Any] = {
     "global_shape": (8, 6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.integrations._step_counter import OptimizerStepCounter, StepPlace
+from rankdump.integrations._watched_loop import OptimizerStepCounter, StepPlace
 
 
 def place_after(counter: OptimizerStepCounter, program: str) -> list[tuple[int, int]]:

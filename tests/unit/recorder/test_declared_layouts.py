@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import TensorObservation
 from rankdump._frameworks.arrays import ArraySource
-from rankdump._recorder.declared_layouts import DeclaredLayouts
+from rankdump._recorder.declared_layouts import DeclaredLayouts, LayoutDeclaration, declare_layout
 
 
 def observe(

@@ -16,7 +16,7 @@ from rankdump._core.graph import (
     SourceLine,
     TensorType,
 )
-from rankdump._recorder.graph_builder import (
+from rankdump._recorder.metadata_sender import (
     MAX_PART_CHARACTERS,
     MAX_PART_NODES,
     GraphBuilder,
@@ -95,7 +95,7 @@ def test_graph_keeps_a_compiled_order_that_descriptions_complete(described_first
 
 
 def test_graph_is_limited(monkeypatch):
-    monkeypatch.setattr("rankdump._recorder.graph_builder.MAX_NODES", 2)
+    monkeypatch.setattr("rankdump._recorder.metadata_sender.MAX_NODES", 2)
     sketch = GraphBuilder()
     assert [sketch.add(0, node(name)) for name in "abca"] == [True, True, False, True]
     assert names(sketch.take_parts()) == ["a", "b"]

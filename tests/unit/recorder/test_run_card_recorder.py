@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
 from rankdump._core.run_card import ModelSummary, ParameterDigest, parse_card
 from rankdump._recorder import process_facts
-from rankdump._recorder.declared_layouts import DeclaredLayouts
+from rankdump._recorder.declared_layouts import DeclaredLayouts, LayoutDeclaration, declare_layout
 from rankdump._recorder.process_facts import (
     ALLOWED_VARIABLES,
     find_cann_version,

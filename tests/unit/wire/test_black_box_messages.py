@@ -15,10 +15,10 @@ from rankdump._core.black_box import (
     FaultKind,
     FaultNotice,
     FreezeNotice,
+    GroupCalls,
     StepCause,
     StepState,
 )
-from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._wire.black_box_messages import (
     MAX_KINDS,

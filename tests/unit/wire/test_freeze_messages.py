@@ -17,7 +17,7 @@ from rankdump._core.freeze_record import (
     RelayedFreeze,
     UnreachedAgent,
 )
-from rankdump._wire.freeze_messages import (
+from rankdump._wire.black_box_messages import (
     MAX_LATER_CAUSES,
     MAX_UNREACHED_AGENTS,
     MAX_UNREACHED_RANKS,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rankdump._analysis.reader.job_sentences import format_dropped
-from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
+from rankdump._core.black_box import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
     FreezeRecord,

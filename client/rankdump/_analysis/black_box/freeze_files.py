@@ -18,9 +18,8 @@ from rankdump._core.freeze_record import (
     is_record_name,
     parse_freeze_record,
 )
-from rankdump._core.open_flags import READ_FLAGS
 from rankdump._core.status import FreezeStatus
-from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._core.tree_root import READ_FLAGS, STATE_FOLDER
 from rankdump.errors import CorruptedError
 
 

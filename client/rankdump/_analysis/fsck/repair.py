@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.fsck.damage import CheckReport, FileDamage
-from rankdump._core.open_flags import READ_FLAGS
-from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
+from rankdump._core.tree_root import READ_FLAGS, STATE_FOLDER, TREE_LOCK_FILE
 from rankdump.errors import RejectedError
 
 _KERNEL_LOCKS = Path("/proc/locks")

@@ -26,7 +26,7 @@ from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER, parse_order_file_name
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.open_flags import READ_FLAGS
+from rankdump._core.tree_root import READ_FLAGS
 from rankdump._layout import statistic_tables
 from rankdump._layout.api_tree import API_FRAMEWORKS
 from rankdump._layout.dump_folders import (

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.collective_calls import MAX_GROUP_CALLS, GroupCalls
+from rankdump._core.black_box import MAX_GROUP_CALLS, GroupCalls
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout

@@ -23,11 +23,11 @@ from rankdump._core.black_box import (
     compute_tensor_bytes,
 )
 from rankdump._wire.black_box_messages import (
+    MAX_STEP_NUMBERS,
     StepTensorAssembler,
     check_new_kinds,
     step_state_from_wire,
 )
-from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2

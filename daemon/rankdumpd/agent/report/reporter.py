@@ -20,14 +20,14 @@ from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
-from rankdump._wire.channel import TlsCredentials, explain_failure, open_channel
-from rankdump._wire.control_messages import answer_to_wire, order_from_wire
-from rankdump._wire.freeze_messages import (
+from rankdump._wire.black_box_messages import (
     is_known_freeze,
     job_freeze_to_wire,
     rank_step_to_wire,
     relayed_freeze_from_wire,
 )
+from rankdump._wire.channel import TlsCredentials, explain_failure, open_channel
+from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump._wire.message_fields import make_fields
 from rankdump.errors import (
     ConfigError,

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeAlias
 from rankdump._analysis.table.tree_access import lock_descriptor
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
-from rankdump._core.open_flags import READ_FLAGS
+from rankdump._core.tree_root import READ_FLAGS
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile

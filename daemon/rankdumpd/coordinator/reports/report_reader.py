@@ -13,12 +13,12 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
-from rankdump._wire.control_messages import answer_from_wire
-from rankdump._wire.freeze_messages import (
+from rankdump._wire.black_box_messages import (
     is_known_freeze,
     job_freeze_from_wire,
     rank_step_from_wire,
 )
+from rankdump._wire.control_messages import answer_from_wire
 from rankdump._wire.message_fields import (
     MAX_NAME_CHARACTERS,
     check_count,

@@ -20,12 +20,12 @@ from rankdump._core.events import Finding
 from rankdump._core.freeze_record import NO_FREEZE_REASON, FreezeReach, FrozenCause, JobFreeze
 from rankdump._core.job_control import ControlOrder, ControlResult
 from rankdump._core.status import MetricSample, OrderEntry, StatusView
+from rankdump._wire.black_box_messages import relayed_freeze_to_wire
 from rankdump._wire.control_messages import (
     control_request_from_wire,
     order_to_wire,
     result_to_wire,
 )
-from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdump._wire.message_fields import make_printable
 from rankdump._wire.status_messages import timeout_hint_to_wire, view_to_wire
 from rankdump.errors import RejectedError

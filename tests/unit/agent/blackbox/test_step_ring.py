@@ -11,8 +11,12 @@ from rankdump._core.black_box import PULSE_ROW, StepCause, StepState, StepTensor
 from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import SessionRequest
-from rankdump._wire.black_box_messages import PIECE_BYTES, step_state_to_wire, step_tensor_to_wire
-from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
+from rankdump._wire.black_box_messages import (
+    MAX_STEP_NUMBERS,
+    PIECE_BYTES,
+    step_state_to_wire,
+    step_tensor_to_wire,
+)
 from rankdump._wire.session_messages import kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2

@@ -17,8 +17,7 @@ from rankdump._analysis.black_box.freeze_files import (
     read_freeze_records,
 )
 from rankdump._cli.command_group import run_command_line
-from rankdump._core.black_box import FaultKind
-from rankdump._core.collective_calls import GroupCalls
+from rankdump._core.black_box import FaultKind, GroupCalls
 from rankdump._core.freeze_record import (
     FreezeRecord,
     FrozenCause,

@@ -8,7 +8,7 @@ import pytest
 
 from rankdump._core.black_box import FaultKind
 from rankdump._core.freeze_record import FreezeReach, FrozenCause, JobFreeze
-from rankdump._wire.freeze_messages import MAX_LATER_CAUSES
+from rankdump._wire.black_box_messages import MAX_LATER_CAUSES
 from rankdumpd.coordinator.alarms.job_freezes import (
     ANSWER_TIME_S,
     MAX_KNOWN_FREEZES,

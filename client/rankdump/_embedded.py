@@ -1,9 +1,9 @@
-"""Embedded daemon that all processes of a job on a host share: its start, the wait until it serves,
-and its stop after the last process.
+"""Embedded daemon: one that a command, or all processes of a job on a host, start for themselves
+where no service runs one; its start, the wait until it serves, and its stop after the last process.
 
-Processes meet in a folder of the job's name (`DaemonFolder`). The first one starts the daemon;
-the last one waits for it and clears the folder. If all of them were killed, the daemon drains,
-ends and clears the folder by itself.
+Processes meet in a folder of the job's name (`DaemonFolder`). The first one starts the daemon; the
+last one waits for it and clears the folder. If all of them were killed, the daemon drains, ends and
+clears the folder by itself.
 """
 
 from __future__ import annotations
