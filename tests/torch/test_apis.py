@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from rankdump._frameworks.api_calls import ApiOptions
-from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.api_framework import TorchApiHook
 from rankdump._frameworks.torch.apis.api_recorder import REPEATED_BACKWARD_WARNING
 from rankdump._layout.api_tree import ApiCall, join_tensor_name, parse_place
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from rankdump._frameworks.api_calls import ApiOptions
-from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.api_framework import TorchApiHook
 from rankdump._frameworks.torch.module_tree import COMPILED_WARNING
 
 

@@ -13,7 +13,7 @@ from support.armed_iteration import COMPILING, watched
 from torch import Tensor, nn
 
 from rankdump._frameworks.api_calls import ApiOptions
-from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.api_framework import TorchApiHook
 from rankdump._frameworks.torch.apis.function_patches import OperatorPatch
 
 OPERATORS = (

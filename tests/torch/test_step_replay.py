@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from rankdump._core.replay_report import ReplayReport
-from rankdump._frameworks.torch import job_state, step_replay
-from rankdump._frameworks.torch.job_state import JobState
+from rankdump._frameworks.torch import step_replay
 from rankdump._frameworks.torch.model_hook import TorchModelHook
+from rankdump._frameworks.torch.step_replay import JobState
 from rankdump._session.framework_adapters import make_step_replay
 
 
@@ -272,7 +272,7 @@ def test_state_that_cannot_be_copied_lets_the_step_run_once(
         calls.append(1)
         return "done"
 
-    monkeypatch.setattr(job_state._StorageCopy, "__init__", run_out)
+    monkeypatch.setattr(step_replay._StorageCopy, "__init__", run_out)
     result, report = replay(step, model)
     assert (result, calls, report.is_deterministic) == ("done", [1], None)
     assert "skipped, the step ran once: its state cannot be copied: MemoryError" in str(report)

@@ -28,12 +28,10 @@ from torch import Tensor
 from rankdump._core.events import CallOutcome, EventKind, UnseenReason
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.attribute_patch import AttributePatch
-from rankdump._frameworks.torch.collective_operators import (
-    COLLECTIVE_OPERATORS,
-    CollectiveOperator,
-)
 from rankdump._frameworks.torch.collective_tensors import (
+    COLLECTIVE_OPERATORS,
     CollectiveOperands,
+    CollectiveOperator,
     CollectiveTensorCall,
     OpenTensorCalls,
     choose_operands,

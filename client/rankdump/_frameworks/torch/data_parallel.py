@@ -39,7 +39,6 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder, TensorNameFinder
 from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, make_gradient_name
-from rankdump._frameworks.torch.fsdp import iterate_fsdp1_handles, iterate_fsdp2_groups
 from rankdump._frameworks.torch.internals import (
     disable_observation,
     find_running_node,
@@ -47,6 +46,7 @@ from rankdump._frameworks.torch.internals import (
 )
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import find_class_name
+from rankdump._frameworks.torch.parameter_layouts import iterate_fsdp1_handles, iterate_fsdp2_groups
 from rankdump._frameworks.torch.tensors import TorchObserver, make_torch_source
 
 # torch's stubs leave hooks and handles untyped, and FSDP's modules have none.

@@ -39,11 +39,6 @@ from rankdump._frameworks.torch.layouts import (
     find_distribution,
     strip_distribution,
 )
-from rankdump._frameworks.torch.model_parallel import (
-    is_megatron_imported,
-    iterate_attribute_layouts,
-    iterate_sharded_state,
-)
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
@@ -52,6 +47,11 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_buffer_locations,
     iterate_chosen_names,
     iterate_parameters,
+)
+from rankdump._frameworks.torch.parameter_layouts import (
+    is_megatron_imported,
+    iterate_attribute_layouts,
+    iterate_sharded_state,
 )
 from rankdump._frameworks.torch.step_causes import StepCauseObserver
 from rankdump._frameworks.torch.tensors import TorchObserver
@@ -279,7 +279,7 @@ def iterate_sharded_parameters(model: Module) -> Iterator[tuple[str, Parameter]]
     """Yield each parameter once with its dotted name, as optimizers have it: sharded by FSDP2."""
     sharded: dict[int, Parameter] = {}
     if _is_distributed():
-        from rankdump._frameworks.torch.fsdp import find_sharded_parameters
+        from rankdump._frameworks.torch.parameter_layouts import find_sharded_parameters
 
         sharded = find_sharded_parameters(model)
     for name, parameter in iterate_parameters(model):
@@ -302,7 +302,7 @@ def _iterate_layouts(
 ) -> Iterator[tuple[Tensor, LayoutFinder]]:
     if not _is_distributed():
         return
-    from rankdump._frameworks.torch.fsdp import iterate_fsdp1_layouts
+    from rankdump._frameworks.torch.parameter_layouts import iterate_fsdp1_layouts
 
     yield from iterate_attribute_layouts(named)
     if is_megatron_imported():

@@ -37,7 +37,7 @@ from rankdump._frameworks.torch.internals import (
     unwrap_tensor,
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
-from rankdump._frameworks.torch.model_parallel import select_partition
+from rankdump._frameworks.torch.parameter_layouts import select_partition
 from rankdump._kernels.array_kernels import MIN_STREAMED_BYTES, stream_memory
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import ProtocolError
