@@ -168,9 +168,9 @@ def test_step_watch_searches_for_optimizers_once(net, watched, monkeypatch):
     mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
     counted = watched()
     looks: list[int] = []
-    optimizers = api_framework._iterate_optimizers
+    find_objects = api_framework.find_objects
     monkeypatch.setattr(
-        api_framework, "_iterate_optimizers", lambda: (looks.append(1), optimizers())[1]
+        api_framework, "find_objects", lambda *kinds: (looks.append(1), find_objects(*kinds))[1]
     )
     trained(other, theirs)
     for _ in range(3):

@@ -182,7 +182,7 @@ class DumpAgent(Component):
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._listen, self._state_dir = settings.listen, settings.state_dir
+        self._state_dir = settings.state_dir
         self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
         # First, so that a second agent fails with this error alone.

@@ -11,9 +11,8 @@ model's; if none does, as with an optimizer that holds copies of the weights, an
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,12 @@ from rankdump._frameworks.torch.apis.call_observer import TorchApiCallObserver, 
 from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.apis.function_patches import OperatorPatch, without_dropout
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
-from rankdump._frameworks.torch.internals import find_backward_step, is_tracing, read_structure
+from rankdump._frameworks.torch.internals import (
+    find_backward_step,
+    find_objects,
+    is_tracing,
+    read_structure,
+)
 from rankdump._frameworks.torch.module_hooks import (
     ModuleHooks,
     TorchOutermostWatch,
@@ -210,7 +214,7 @@ class TorchStepWatch(ApiStepWatch):
         )
 
     def _search_optimizer(self) -> bool:
-        return any(True for _ in _iterate_optimizers())
+        return any(True for _ in find_objects(Optimizer))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._note_step(optimizer)
@@ -232,15 +236,10 @@ class TorchStepWatch(ApiStepWatch):
         if shares and not self._has_own_optimizer:
             self._has_own_optimizer = True
             self._known_optimizers.clear()
-        counts = shares or not any(_shares_parameter(each, own) for each in _iterate_optimizers())
+        counts = shares or not any(_shares_parameter(each, own) for each in find_objects(Optimizer))
         alive = {at: each for at, each in self._known_optimizers.items() if each[0]() is not None}
         self._known_optimizers = {**alive, id(optimizer): (ref(optimizer), counts)}
         return counts
-
-
-def _iterate_optimizers() -> Iterator[Optimizer]:
-    # By the type itself: `__class__` of a proxy may run code of the object behind it.
-    return (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
 
 
 def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:

@@ -4,10 +4,11 @@ lacks it; those of process groups are in `communication`, of pipelines in `forwa
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from types import FrameType
@@ -402,3 +403,9 @@ def find_backward_step() -> BackwardStep | None:
         return BackwardStep(task, -1, False)
     function = isinstance(node, torch.autograd.function.BackwardCFunction)
     return BackwardStep(task, node._sequence_nr(), function)
+
+
+def find_objects(*classes: type) -> Iterator[Any]:
+    """Yield the objects of these classes that the process has; searches all objects."""
+    # By the type itself: `__class__` of a proxy may run code of the object behind it, or load some.
+    return (each for each in gc.get_objects() if issubclass(type(each), classes))

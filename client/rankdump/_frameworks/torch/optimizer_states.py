@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder, TensorNameFinder
-from rankdump._core.selection import OPTIMIZER_PREFIX, OPTIMIZER_STATE_TYPE
+from rankdump._core.selection import OPTIMIZER_PREFIX
 from rankdump._frameworks.torch.internals import is_tracing
 from rankdump._frameworks.torch.layouts import LayoutFinder
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
@@ -131,7 +131,7 @@ class TorchOptimizerHook:
             # Some are smaller than their parameter, such as the rows of a factored moment.
             find_layout = place.find_layout if value.shape == parameter.shape else None
             if observer.is_selected(name, TensorSide.OUTPUT):
-                observer.record_value(OPTIMIZER_STATE_TYPE, name, key, value, find_layout)
+                observer.record_optimizer_state(name, key, value, find_layout)
 
     def _find_places(self) -> dict[int, _ParameterPlace]:
         return {

@@ -245,7 +245,7 @@ def _find_state_layout(entry: Any, parameter: Any, shape: tuple[int, ...]) -> Te
     mesh, coordinate = _describe_tensor_group(parameter)
     extents = zip(whole, entry.local_shape, strict=True)
     cuts = [at for at, (extent, held) in enumerate(extents) if extent > held]
-    placements = (MeshPlacement(PlacementKind.REPLICATE),) * len(coordinate)
+    placements = (_REPLICATE,) * len(coordinate)
     if mesh.shape and len(cuts) == 1:
         placements = (MeshPlacement(PlacementKind.SHARD, cuts[0]),)
     elif cuts:
@@ -273,21 +273,19 @@ def _find_zero_layout(parameter: Any, shape: tuple[int, ...]) -> TensorLayout | 
     if not mesh.shape:
         return None
     if shape == whole:
-        placement = MeshPlacement(PlacementKind.REPLICATE)
         return make_block_layout(
-            LayoutSource.DEEPSPEED, whole, shape, mesh, coordinate, (placement,)
+            LayoutSource.DEEPSPEED, whole, shape, mesh, coordinate, (_REPLICATE,)
         )
     size = int(parameter.ds_tensor.ds_numel)
     start = min(size * coordinate[0], total)
     stop = min(start + size, total)
-    placement = MeshPlacement(PlacementKind.SHARD, 0)
     return TensorLayout(
         LayoutSource.DEEPSPEED,
         whole,
         (0,) * len(whole),
         mesh,
         coordinate,
-        (placement,),
+        (_SHARD,),
         (start, stop),
         size - (stop - start),
     )

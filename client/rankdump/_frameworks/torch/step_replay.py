@@ -22,7 +22,6 @@ data, own generators, models and averages that are neither attached nor stepped 
 from __future__ import annotations
 
 import copy
-import gc
 import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +44,7 @@ from rankdump._frameworks.operator_names import list_result_leaves
 from rankdump._frameworks.torch.card_observer import read_device_generators
 from rankdump._frameworks.torch.communication import collective_recorder
 from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
-from rankdump._frameworks.torch.internals import disable_observation
+from rankdump._frameworks.torch.internals import disable_observation, find_objects
 from rankdump._frameworks.torch.layouts import strip_distribution
 from rankdump._frameworks.torch.model_hook import TorchModelHook
 from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook
@@ -96,7 +95,7 @@ class JobState:
         self._storages: dict[_StorageKey, _StorageCopy] = {}
         self._restorers: list[Callable[[], object]] = []
         _synchronize()
-        self.optimizers: list[Optimizer] = [*find_objects((Optimizer,))]
+        self.optimizers: list[Optimizer] = [*find_objects(Optimizer)]
         """Whose states are in the copy; not those that `gc.freeze` hides."""
         parameters = [each for model in models for _, each in iterate_sharded_parameters(model)]
         for optimizer in self.optimizers:
@@ -107,7 +106,7 @@ class JobState:
             self._add_parameter(parameter)
         for model in models:
             self._add_buffers(model)
-        for each in find_objects((LRScheduler, ReduceLROnPlateau, GradScaler)):
+        for each in find_objects(LRScheduler, ReduceLROnPlateau, GradScaler):
             self._restorers.append(self._save(vars(each)))
         self._restorers += [*_save_generators(parameters), *map(_save_other, others)]
         self._known = {}
@@ -178,14 +177,6 @@ def _fill_dict(target: dict[Any, Any], content: dict[Any, Any]) -> dict[Any, Any
 def _fill_list(target: list[Any], content: list[Any]) -> list[Any]:
     target[:] = content
     return target
-
-
-def find_objects(classes: tuple[type, ...]) -> Iterator[Any]:
-    """Yield the objects of these classes that the process has."""
-    for each in gc.get_objects():
-        # `isinstance` would ask the object for its class, and some load modules then.
-        if issubclass(type(each), classes):
-            yield each
 
 
 def _save_generators(parameters: Iterable[Tensor]) -> Iterator[Callable[[], object]]:

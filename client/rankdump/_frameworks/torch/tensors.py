@@ -23,6 +23,7 @@ from rankdump._core.recorder_protocol import (
     ForwardPass,
     TensorVersion,
 )
+from rankdump._core.selection import OPTIMIZER_STATE_TYPE
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
@@ -423,17 +424,12 @@ class TorchObserver(ModelObserver):
         read = _choose_reader(find_layout)
         self.record_parameter(name, argument, read, tensor, state=True, constant=constant)
 
-    def record_value(
-        self,
-        op_type: str,
-        name: str,
-        argument: str,
-        tensor: Tensor,
-        find_layout: LayoutFinder | None,
+    def record_optimizer_state(
+        self, name: str, argument: str, tensor: Tensor, find_layout: LayoutFinder | None
     ) -> None:
-        """Record a tensor of the job's state that was selected, as the output of its own name."""
-        read, side = _choose_reader(find_layout), TensorSide.OUTPUT
-        self.record_tensor(op_type, name, side, 0, argument, read, tensor, state=True)
+        """Record a state of an optimizer that was selected, as the output of its own name."""
+        read, side, kind = _choose_reader(find_layout), TensorSide.OUTPUT, OPTIMIZER_STATE_TYPE
+        self.record_tensor(kind, name, side, 0, argument, read, tensor, state=True)
         self.end_call(name)
 
     def record_gradient(

@@ -88,8 +88,6 @@ class StepRing:
         did not come to their end."""
         self.finished_steps = 0
         """Steps that have ended since the session began."""
-        self.sent_steps = 0
-        """Steps that were sent since the session began, finished or not."""
         self.dropped_steps = 0
         """Steps that were dropped because memory was short."""
         self.newest_iteration = 0
@@ -191,7 +189,6 @@ class StepRing:
         self._step_bytes += compute_step_bytes(state)
         self._step_bytes -= compute_step_bytes(before) if before else 0
         self.newest_iteration = max(self.newest_iteration, state.iteration)
-        self.sent_steps += 1
         if not state.unfinished and (before is None or before.unfinished):
             self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
