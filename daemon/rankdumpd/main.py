@@ -39,8 +39,14 @@ from rankdumpd.settings import (
     load_settings,
     name_source,
 )
-from rankdumpd.settings_checks import check_agent_settings, check_coordinator_settings
-from rankdumpd.start_checks import StartWarning, check_certificates, check_coordinator, check_health
+from rankdumpd.start_checks import (
+    StartWarning,
+    check_agent_settings,
+    check_certificates,
+    check_coordinator,
+    check_coordinator_settings,
+    check_health,
+)
 
 _logger = logging.getLogger(__name__)
 _EXIT_FAILED = 1

@@ -1,5 +1,9 @@
-"""Checks before a daemon starts, of its certificates, private key and coordinator, and the health
-check of a running daemon. Only certificate files that cannot be used prevent a start.
+"""Checks before a daemon starts: of its settings beyond single values, as addresses, the group on
+this host and folders that exclude each other, of certificates, private key and coordinator; and the
+health check of a running daemon.
+
+A setting or a certificate file that cannot be used prevents a start; `--check-config` and a reload
+check the settings too. All else is a warning.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rankdump._core import tree_root
 from rankdump._core.caller_roles import AGENT_ROLE
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._wire.channel import (
@@ -23,10 +28,56 @@ from rankdump._wire.channel import (
     find_credentials_fault,
     open_channel,
 )
-from rankdump.errors import RankdumpError, RetryableError
+from rankdump.errors import ConfigError, RankdumpError, RejectedError, RetryableError
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.shm.slab_folder import find_group_id
+from rankdumpd.ingest.folder import check_separate_folders
+from rankdumpd.server.grpc_server import check_address
+from rankdumpd.server.metrics_page import parse_metrics_address
 from rankdumpd.server.tls import check_key_pair
-from rankdumpd.settings import TlsSettings
+from rankdumpd.settings import AgentSettings, DaemonSettings, TlsSettings
+from rankdumpd.workers.supervisor import build_worker_address
+
+
+def check_agent_settings(settings: DaemonSettings) -> None:
+    """Raise the ConfigError with which an agent or a standalone daemon would not start."""
+    agent = settings.agent
+    check_address("agent.listen", agent.listen, has_tls=settings.tls.on)
+    if agent.workers > 1:
+        # The path of a worker's socket is longer.
+        last = build_worker_address(agent.listen, agent.workers - 1)
+        check_address("agent.listen", last, has_tls=settings.tls.on)
+    _check_common_settings(settings)
+    if agent.ingest_dir:
+        _check_ingest(agent)
+
+
+def check_coordinator_settings(settings: DaemonSettings) -> None:
+    """Raise the ConfigError with which a coordinator would not start."""
+    check_address("coordinator.listen", settings.coordinator.listen, has_tls=settings.tls.on)
+    _check_common_settings(settings)
+
+
+def _check_common_settings(settings: DaemonSettings) -> None:
+    # The socket of a coordinator belongs to that group as well.
+    find_group_id(settings.agent.runtime_group)
+    if settings.metrics.listen:
+        parse_metrics_address(settings.metrics.listen, has_tls=settings.tls.on)
+
+
+def _check_ingest(settings: AgentSettings) -> None:
+    tree = settings.ingest_into
+    try:
+        check_separate_folders(Path(settings.ingest_dir), Path(tree))
+        tree_root.check_root(tree, tree_root.split_roots(settings.roots), resolve=os.path.realpath)
+    except ConfigError as error:
+        allowed = error.allowed
+    except RejectedError as error:
+        allowed = str(error)
+    else:
+        return
+    raise ConfigError("settings", "agent.ingest_into", tree, allowed)
+
 
 COORDINATOR_TIMEOUT_S = 5.0
 """Longest wait for the answer of a coordinator or daemon."""
