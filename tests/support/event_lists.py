@@ -9,7 +9,7 @@ from rankdump._core.events import (
     EventKind,
     RankEvent,
 )
-from rankdumpd.coordinator.execution_order import OrderedCalls
+from rankdumpd.coordinator.fleet_views import OrderedCalls
 
 
 def list_events(columns: EventColumns) -> list[RankEvent]:

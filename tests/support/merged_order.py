@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from support.order_jobs import view_of
 
 from rankdump._core.events import EventColumns, ProcessGroup, RankEvent
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 

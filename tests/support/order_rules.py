@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from support.order_jobs import GROUPS, Program
 
 from rankdump._core.events import EventKind, RankEvent
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 
 Key: TypeAlias = tuple[Any, ...]
 """What stands as one entry: an operator, an end of a message, a whole collective."""

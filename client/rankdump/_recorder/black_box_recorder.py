@@ -40,12 +40,14 @@ from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_PACE,
     MAX_STRIDE,
+    MAX_WATCHED_TENSORS,
+    RuleMatch,
+    RuleWatch,
     TurnCredit,
     choose_part,
     choose_stride,
     has_jumped,
 )
-from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
 from rankdump._recorder.run_card_recorder import OptimizerRates
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS

@@ -1,16 +1,37 @@
 """Decisions of the black box on a rank: which part of the modules a step measures, what it may
-spend on fingerprints and on copies of tensors in full, and whether a norm has jumped. Pure: no
-clock, no disk, no network.
+spend on fingerprints and on copies of tensors in full, whether a norm has jumped, and which watch
+rules a tensor matches. Pure: no clock, no disk, no network.
+
+Which rules hold for a tensor is found once for each kind of tensor, and a tensor without a rule
+costs one look-up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from fnmatch import translate
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from rankdump._core.black_box import pack_row
 from rankdump._core.number_comparison import is_far_above
+from rankdump._core.plan import (
+    MAX_RULE_PATTERNS,
+    MAX_RULES,
+    MIN_UNCHANGED_STEPS,
+    OperatorSelection,
+    WatchRule,
+    describe_rule,
+)
+from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import TurnSpending
+from rankdump._core.selection import list_spellings
+from rankdump._kernels.kernel_functions import FoundMoments
 
 MAX_STRIDE = 1024
 MAX_PACE = 4
@@ -137,3 +158,202 @@ class TurnCredit:
             + self._rate_ns * byte_count
             + (self._copy_rate_ns + _SEND_RATE_NS) * copied_bytes
         )
+
+
+MAX_WATCHED_TENSORS = 1 << 14
+"""Most tensors of a rank for which rules hold: each keeps its history."""
+
+
+class RuleMatch(NamedTuple):
+    """A rule that was met."""
+
+    rule: WatchRule
+    number: int
+    """Of the rule."""
+    kind: TensorKind
+    iteration: int
+    text: str
+    """A sentence, which does not name the tensor."""
+
+    def describe(self) -> str:
+        """Return the sentence with the tensor."""
+        kind = self.kind
+        return f"{self.text} ({kind.side.value} {kind.slot} of {kind.op_name})"
+
+
+class WatchedTensor:
+    """One rule on one tensor, with what it was before."""
+
+    def __init__(self, rule: WatchRule, number: int, kind: TensorKind) -> None:
+        self._rule, self.number, self.kind = rule, number, kind
+        self._condition = _CONDITIONS[rule.when](rule)
+        least = MIN_UNCHANGED_STEPS if rule.when == "unchanged" else 1
+        # An unchanged pulse is one of two steps.
+        self._needed = max(rule.steps, least) - least + 1
+        self._measured_in = self._measured_before = self._met_in = -1
+        self._met_steps = 0
+
+    def judge(self, iteration: int, moments: FoundMoments) -> RuleMatch | None:
+        """Return the match if the condition is met, in so many steps in a row now as the rule
+        wants. Of several pulses in a step, one that meets it is enough.
+        """
+        is_first = iteration != self._measured_in
+        if is_first:
+            self._measured_in, self._measured_before = iteration, self._measured_in
+        found = self._condition.find(moments, is_first=is_first)
+        if not found or self._met_in == iteration:
+            return None
+        goes_on = self._met_in == self._measured_before and self._met_in >= 0
+        self._met_steps = self._met_steps + 1 if goes_on else 1
+        self._met_in = iteration
+        if self._met_steps != self._needed:
+            return None
+        again = f" in {self._rule.steps} steps in a row" if self._rule.steps > 1 else ""
+        text = f"{describe_rule(self._rule, self.number)}: {found}{again}"
+        return RuleMatch(self._rule, self.number, self.kind, iteration, text)
+
+
+class RuleWatch:
+    """The rules of a plan on all tensors of a rank."""
+
+    def __init__(self, rules: Sequence[WatchRule]) -> None:
+        self._rules = rules
+        self.tensors: dict[int, list[WatchedTensor]] = {}
+        """By the number of the kind; tensors without a rule are not among them."""
+        self._unmatched = dict(enumerate(rules))
+        self.is_full = False
+        """Whether there are more tensors than are watched."""
+
+    def add_tensor(self, number: int, kind: TensorKind) -> None:
+        """Find the rules that hold for the kind of that number."""
+        found = [
+            (place, rule)
+            for place, rule in enumerate(self._rules)
+            if not rule.operators or names_operator(rule, kind.op_type, kind.op_name)
+        ]
+        if found and len(self.tensors) >= MAX_WATCHED_TENSORS:
+            self.is_full = True
+            return
+        if found:
+            self.tensors[number] = [WatchedTensor(rule, place, kind) for place, rule in found]
+        for place, _ in found:
+            self._unmatched.pop(place, None)
+
+    def names_operator(self, op_type: str, op_name: str) -> bool:
+        """Return whether a rule names an operator, which is then measured in every step."""
+        return any(names_operator(rule, op_type, op_name) for rule in self._rules)
+
+    def judge(self, number: int, iteration: int, moments: FoundMoments) -> list[RuleMatch]:
+        """Return the rules that a pulse of the kind of that number meets."""
+        found = (each.judge(iteration, moments) for each in self.tensors.get(number, ()))
+        return [match for match in found if match is not None]
+
+    def select_operators(self, rule: int) -> OperatorSelection:
+        """Return the operators of the tensors that a rule holds for: all, if it names none."""
+        if not self._rules[rule].operators:
+            return OperatorSelection()
+        names = [
+            each.kind.op_name
+            for watched in self.tensors.values()
+            for each in watched
+            if each.number == rule
+        ]
+        return OperatorSelection(everything=False, names=tuple(dict.fromkeys(names)))
+
+    def list_unmatched(self) -> list[str]:
+        """Return a sentence for each rule that holds for no tensor that was measured."""
+        return [
+            f"{describe_rule(rule, place)} matched nothing: the black box measured no tensor of "
+            f"the operators {', '.join(rule.operators)}"
+            for place, rule in self._unmatched.items()
+        ]
+
+
+def names_operator(rule: WatchRule, op_type: str, op_name: str) -> bool:
+    """Return whether one of the globs of a rule matches an operator.
+
+    >>> rule = WatchRule("zero", ("layer1.*",))
+    >>> names_operator(rule, "Conv2d", "Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")
+    True
+    """
+    spellings = (op_type, *list_spellings(op_name))
+    return any(_compile_glob(glob).match(each) for glob in rule.operators for each in spellings)
+
+
+@lru_cache(maxsize=MAX_RULES * MAX_RULE_PATTERNS)
+def _compile_glob(glob: str) -> re.Pattern[str]:
+    return re.compile(translate(glob))
+
+
+class _PulseCondition(ABC):
+    """A condition on the pulses of one tensor."""
+
+    def __init__(self, rule: WatchRule) -> None:
+        self._rule = rule
+
+    @abstractmethod
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        """Return what a pulse has, if the condition is met; else an empty text.
+
+        `is_first` says that it is the first pulse of the tensor in its step.
+        """
+
+
+class _NonfiniteCondition(_PulseCondition):
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        if not any(moments[5:8]):
+            return ""
+        nans, above, below = moments[5:8]
+        counts = (nans, "NaN"), (above, "+inf"), (below, "-inf")
+        return "it has " + " and ".join(f"{count:,} {name}" for count, name in counts if count)
+
+
+class _ZeroCondition(_PulseCondition):
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        is_zero = moments[1] == moments[2] == 0 and not any(moments[5:8])
+        return "all of its elements are zero" if is_zero else ""
+
+
+class _SizeCondition(_PulseCondition):
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        largest = max(abs(moments[1]), abs(moments[2]))
+        if moments[6] or moments[7]:
+            largest = math.inf
+        if not largest > self._rule.value:
+            return ""
+        return f"its largest magnitude is {largest:g}, the limit is {self._rule.value:g}"
+
+
+class _JumpCondition(_PulseCondition):
+    def __init__(self, rule: WatchRule) -> None:
+        super().__init__(rule)
+        self._norms: deque[float] = deque(maxlen=HISTORY_STEPS)
+
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        if not moments[4] > 0 or math.isinf(moments[4]):
+            return ""
+        norm = math.sqrt(moments[4])
+        jumped = has_jumped(self._norms, norm)
+        self._norms.append(norm)
+        return f"its norm jumped to {norm:g}" if jumped else ""
+
+
+class _SameCondition(_PulseCondition):
+    def __init__(self, rule: WatchRule) -> None:
+        super().__init__(rule)
+        self._before = b""
+
+    def find(self, moments: FoundMoments, *, is_first: bool) -> str:
+        if not is_first:
+            return ""
+        before, self._before = self._before, pack_row(0, moments)
+        return "its pulse is unchanged" if self._before == before else ""
+
+
+_CONDITIONS: dict[str, Callable[[WatchRule], _PulseCondition]] = {
+    "non_finite": _NonfiniteCondition,
+    "jump": _JumpCondition,
+    "zero": _ZeroCondition,
+    "unchanged": _SameCondition,
+    "too_large": _SizeCondition,
+}

@@ -21,7 +21,7 @@ from rankdump._core.recorder_protocol import (
 from rankdump._frameworks.api_calls import ApiOptions, StepListener
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.model_observer import format_type, make_mark_target_error
-from rankdump._recorder.process_facts import read_random_states
+from rankdump._recorder.run_card_recorder import read_random_states
 
 if TYPE_CHECKING:
     from rankdump._frameworks.torch.step_replay import StepReplay

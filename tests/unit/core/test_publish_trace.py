@@ -19,7 +19,7 @@ from rankdump._core.execution_order import (
     make_order_file_name,
     make_trace_file_name,
 )
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.publish.order_trace import (
     assign_nested_lanes,
     assign_separate_lanes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump._recorder.process_facts import MASK, mask_arguments, mask_value
+from rankdump._recorder.run_card_recorder import MASK, mask_arguments, mask_value
 
 SECRETS = [
     ["--api-key=hunter2"],

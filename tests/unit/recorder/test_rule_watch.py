@@ -9,8 +9,8 @@ import pytest
 
 from rankdump._core.plan import WatchRule
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._recorder import rule_watch
-from rankdump._recorder.rule_watch import RuleWatch, names_operator
+from rankdump._recorder import pulse_decisions
+from rankdump._recorder.pulse_decisions import RuleWatch, names_operator
 
 NAME = "Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0"
 
@@ -134,7 +134,7 @@ def test_rule_without_operators_names_none_and_holds_for_all():
 
 
 def test_tensors_that_are_watched_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rule_watch, "MAX_WATCHED_TENSORS", 2)
+    monkeypatch.setattr(pulse_decisions, "MAX_WATCHED_TENSORS", 2)
     watch = RuleWatch([WatchRule("zero")])
     for number in range(3):
         assert not watch.is_full

@@ -12,16 +12,16 @@ import pytest
 
 from rankdump._core.record import TensorSide
 from rankdump._core.run_card import ModelSummary, ParameterDigest, parse_card
-from rankdump._recorder import process_facts
+from rankdump._recorder import run_card_recorder
 from rankdump._recorder.declared_layouts import DeclaredLayouts, LayoutDeclaration, declare_layout
-from rankdump._recorder.process_facts import (
+from rankdump._recorder.run_card_recorder import (
     ALLOWED_VARIABLES,
+    RunCardRecorder,
     find_cann_version,
     find_revision,
     mask_arguments,
     read_random_states,
 )
-from rankdump._recorder.run_card_recorder import RunCardRecorder
 
 COMMIT, OTHER = "ab" * 20, "cd" * 20
 
@@ -155,7 +155,7 @@ def test_no_allowed_variable_has_the_name_of_a_secret():
 def test_long_arguments_are_masked_before_they_are_cut(monkeypatch):
     secret = "hf_" + "a1B2" * 100
     monkeypatch.setattr(sys, "orig_argv", ["python", "x" * 250 + " " + secret, *["y"] * 200])
-    command = process_facts.read_command()
+    command = run_card_recorder.read_command()
     assert "a1B2" not in "".join(command)
     assert len(command) == 129
     assert max(map(len, command)) <= 256

@@ -20,7 +20,7 @@ import numpy as np
 from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup
 from rankdump._core.json_values import make_plain, read_json
 from rankdump.errors import CorruptedError
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,7 @@ from rankdump._core.events import (
     FindingKind,
 )
 from rankdump._core.number_ranges import name_first_ranks
-from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
-from rankdumpd.coordinator.fleet_views import IterationView
+from rankdumpd.coordinator.fleet_views import GlobalOrder, IterationView, OrderedCalls
 from rankdumpd.coordinator.merge.absence_findings import (
     CallAbsences,
     build_absence_findings,

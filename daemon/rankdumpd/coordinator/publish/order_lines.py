@@ -14,7 +14,7 @@ import numpy as np
 
 from rankdump._core.events import EventColumn
 from rankdump._core.execution_order import format_order_field, format_order_line
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 
 _SCAN_ROWS = 1 << 16
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, ProcessGroup
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.publish.order_lines import (
     CellPiece,
     TextCells,

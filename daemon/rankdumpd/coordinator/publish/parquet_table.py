@@ -12,7 +12,7 @@ import numpy as np
 
 from rankdump._core.events import EventColumn, EventKind
 from rankdump._core.execution_order import ORDER_COLUMNS
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.publish.order_lines import iter_line_blocks
 from rankdumpd.coordinator.publish.tree_files import open_whole_file
 

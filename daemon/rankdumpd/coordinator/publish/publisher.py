@@ -43,8 +43,7 @@ from rankdump._core.execution_order import (
 from rankdump._core.log_once import LogOnce
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError, ExhaustedError, RejectedError, UnavailableError
-from rankdumpd.coordinator.execution_order import GlobalOrder
-from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.fleet_views import GlobalOrder, PublishedOffsets
 from rankdumpd.coordinator.publish.order_lines import format_csv_lines, list_graphs
 from rankdumpd.coordinator.publish.order_trace import format_trace
 from rankdumpd.coordinator.publish.parquet_table import has_parquet, write_parquet_table

@@ -22,8 +22,7 @@ from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.alarms.job_alarms import find_wait_alarms
-from rankdumpd.coordinator.execution_order import GlobalOrder
-from rankdumpd.coordinator.fleet_views import IterationView, PublicationResult
+from rankdumpd.coordinator.fleet_views import GlobalOrder, IterationView, PublicationResult
 from rankdumpd.coordinator.hints.assessment import build_hints
 from rankdumpd.coordinator.hints.open_waits import (
     STANDING_KINDS,

@@ -18,8 +18,7 @@ from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEve
 from rankdump._core.timeouts import HintLevel, RankTimeouts, TimeoutHint
 from rankdump._wire.status_messages import timeout_hint_from_wire, timeout_hint_to_wire
 from rankdump.errors import CorruptedError
-from rankdumpd.coordinator.execution_order import GlobalOrder
-from rankdumpd.coordinator.fleet_views import JobFacts
+from rankdumpd.coordinator.fleet_views import GlobalOrder, JobFacts
 from rankdumpd.coordinator.hints import spread_history as state_room
 from rankdumpd.coordinator.hints.assessment import (
     NO_LAST_ITERATION,

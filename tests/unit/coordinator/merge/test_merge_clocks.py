@@ -12,7 +12,7 @@ from support.order_jobs import Program, on_clocks, view_of
 from support.order_rules import as_corrected
 
 from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 HOUR_US = 3_600_000_000

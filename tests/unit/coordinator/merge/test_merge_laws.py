@@ -22,7 +22,7 @@ from support.order_jobs import (
 from support.order_rules import check, disagreeing
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind
-from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import GlobalOrder
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 

@@ -25,8 +25,7 @@ from rankdump._core.execution_order import (
     parse_finding_line,
 )
 from rankdump.errors import CorruptedError, ExhaustedError
-from rankdumpd.coordinator.execution_order import GlobalOrder
-from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.fleet_views import GlobalOrder, PublishedOffsets
 from rankdumpd.coordinator.publish import order_lines, parquet_table, tree_files
 from rankdumpd.coordinator.publish.publisher import (
     OrderPublisher,

@@ -9,8 +9,7 @@ import pytest
 from support.order_jobs import view_of
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
-from rankdumpd.coordinator.execution_order import GlobalOrder
-from rankdumpd.coordinator.fleet_views import IterationView
+from rankdumpd.coordinator.fleet_views import GlobalOrder, IterationView
 from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.publication import OrderPremerger
 
