@@ -60,9 +60,6 @@ def _list_work(
             work[f"default_statistics_{short}"] = _bind(
                 functions.measure_elements, at, count, code, DEFAULT_PARTS
             )
-            work[f"copy_and_statistics_{short}"] = _bind(
-                functions.copy_and_measure, to, at, count, code, ALL_PARTS
-            )
             work[f"fingerprint_{short}"] = _bind(
                 functions.fingerprint_shard, at, code, (count,), (1,), 0
             )

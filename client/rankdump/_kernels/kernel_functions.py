@@ -36,15 +36,6 @@ class KernelFunctions(Protocol):
         """
         ...
 
-    def copy_and_measure(
-        self, target: int, data: int | bytes, count: int, code: int, parts: int, /
-    ) -> FoundMoments:
-        """Copy elements to an address, and return their moments.
-
-        A copy of 4 MiB or more goes past the caches.
-        """
-        ...
-
     def widen_bfloat16(self, target: int, source: int, count: int, /) -> None:
         """Store bfloat16 elements as float32."""
         ...

@@ -62,7 +62,7 @@ struct strided_copy {
 
 #define DECLARE_VARIANT(name)                                                                      \
     void measure_elements_##name(const unsigned char *data, int64_t count, int code, int parts,    \
-                                 unsigned char *copy, struct moments *found);                      \
+                                 struct moments *found);                                           \
     void measure_block_##name(const unsigned char *data, int64_t count, int code, int parts,       \
                               struct moments *found);                                              \
     void fingerprint_shard_##name(const unsigned char *data, const struct shard *shard, int code,  \

@@ -36,7 +36,7 @@
 
 struct variant {
     const char *name;
-    void (*measure)(const unsigned char *, int64_t, int, int, unsigned char *, struct moments *);
+    void (*measure)(const unsigned char *, int64_t, int, int, struct moments *);
     void (*fingerprint)(const unsigned char *, const struct shard *, int, struct fingerprint *);
     void (*copy)(unsigned char *, const unsigned char *, const struct strided_copy *);
     void (*stream)(unsigned char *, const unsigned char *, int64_t);
@@ -181,8 +181,7 @@ static PyObject *build_moments(int64_t count, const struct moments *m)
     return NULL;
 }
 
-static int run_measure(PyObject *const *arguments, unsigned char *copy, int64_t *count,
-                       struct moments *found)
+static int run_measure(PyObject *const *arguments, int64_t *count, struct moments *found)
 {
     const unsigned char *elements;
     int code;
@@ -192,7 +191,7 @@ static int run_measure(PyObject *const *arguments, unsigned char *copy, int64_t 
     if (PyErr_Occurred())
         return 0;
     RUN_KERNEL(*count * element_bytes[code],
-               chosen->measure(elements, *count, code, (int)parts, copy, found))
+               chosen->measure(elements, *count, code, (int)parts, found))
     return 1;
 }
 
@@ -201,7 +200,7 @@ static PyObject *measure_elements(PyObject *self, PyObject *const *arguments, Py
     int64_t count;
     struct moments found;
     (void)self;
-    if (!check_count(given, 4) || !run_measure(arguments, NULL, &count, &found))
+    if (!check_count(given, 4) || !run_measure(arguments, &count, &found))
         return NULL;
     return build_moments(count, &found);
 }
@@ -213,22 +212,9 @@ static PyObject *pack_moments(PyObject *self, PyObject *const *arguments, Py_ssi
         struct moments found;
     } packed;
     (void)self;
-    if (!check_count(given, 4) || !run_measure(arguments, NULL, &packed.count, &packed.found))
+    if (!check_count(given, 4) || !run_measure(arguments, &packed.count, &packed.found))
         return NULL;
     return PyBytes_FromStringAndSize((const char *)&packed, (Py_ssize_t)sizeof packed);
-}
-
-static PyObject *copy_and_measure(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)self;
-    if (!check_count(given, 5))
-        return NULL;
-    unsigned char *copy = PyLong_AsVoidPtr(arguments[0]);
-    int64_t count;
-    struct moments found;
-    if (PyErr_Occurred() || !run_measure(arguments + 1, copy, &count, &found))
-        return NULL;
-    return build_moments(count, &found);
 }
 
 static void widen_elements(uint32_t *restrict target, const word16 *restrict source, int64_t count)
@@ -490,9 +476,6 @@ static const char measure_elements_doc[] =
 static const char pack_moments_doc[] =
     "pack_moments(data, count, code, parts)\n--\n\n"
     "Return the moments that measure_elements returns, packed.";
-static const char copy_and_measure_doc[] =
-    "copy_and_measure(target, data, count, code, parts)\n--\n\n"
-    "Copy elements to an address, and return their moments.";
 static const char widen_bfloat16_doc[] =
     "widen_bfloat16(target, source, count)\n--\n\nStore bfloat16 elements as float32.";
 static const char fingerprint_shard_doc[] =
@@ -516,7 +499,6 @@ static const char write_small_files_doc[] =
 static PyMethodDef functions[] = {
     FAST(measure_elements),
     FAST(pack_moments),
-    FAST(copy_and_measure),
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),
     FAST(copy_strided),

@@ -52,15 +52,6 @@ def pack_moments(data: int | bytes, count: int, code: int, parts: int) -> bytes:
     return PACKED_MOMENTS.pack(*measure_elements(data, count, code, parts))
 
 
-def copy_and_measure(
-    target: int, data: int | bytes, count: int, code: int, parts: int
-) -> FoundMoments:
-    """Copy elements to an address, and return their moments."""
-    copied = _view_elements(target, count, code)
-    copied[...] = _view_elements(data, count, code)
-    return _measure_blocks(copied, code, parts)
-
-
 def _view_elements(data: int | bytes, count: int, code: int) -> npt.NDArray[Any]:
     if isinstance(data, bytes):
         return np.frombuffer(data, _DTYPES[code], count)

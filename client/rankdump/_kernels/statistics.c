@@ -6,7 +6,6 @@
    ordered as the numbers are: NaN beyond the infinities, -0.0 below 0.0. So extremes of any width are
    integer extremes, and they show by themselves whether a block has a NaN or an infinity at all. */
 
-#include "streamed_copy.h"
 #include "widening.h"
 
 typedef int8_t byte32 __attribute__((vector_size(32)));
@@ -378,30 +377,18 @@ void VARIANT(measure_block)(const unsigned char *data, int64_t count, int code, 
     block_measures[code](data, (int)count, parts, found);
 }
 
-/* Copies that do not fit into the cache go past it. */
-#define STREAMED_BYTES (4 << 20)
-
-/* Finds the moments of `count` elements, and copies them where `copy` is not NULL, block by block: what
-   a loop has just read is copied from the cache. */
+/* Finds the moments of `count` elements, block by block: a later loop reads them from the cache. */
 void VARIANT(measure_elements)(const unsigned char *data, int64_t count, int code, int parts,
-                               unsigned char *copy, struct moments *found)
+                               struct moments *found)
 {
     const int64_t bytes = element_bytes[code];
-    const int streams = count * bytes >= STREAMED_BYTES;
     block_measure *measure = block_measures[code];
     *found = EMPTY_MOMENTS;
     const unsigned mode = keep_denormals();
     for (int64_t at = 0; at < count; at += BLOCK_ELEMENTS) {
         const int64_t size = count - at < BLOCK_ELEMENTS ? count - at : BLOCK_ELEMENTS;
-        const unsigned char *block = data + at * bytes;
-        measure(block, (int)size, parts, found);
-        if (copy && streams)
-            stream_bytes(copy + at * bytes, block, size * bytes);
-        else if (copy)
-            memcpy(copy + at * bytes, block, (size_t)(size * bytes));
+        measure(data + at * bytes, (int)size, parts, found);
     }
-    if (copy && streams)
-        end_streams();
     restore_mode(mode);
     if (parts & PART_COUNTS)
         found->zeros = count - found->positives - found->negatives - found->nans;

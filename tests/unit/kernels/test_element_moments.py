@@ -115,40 +115,6 @@ def test_parts_are_those_of_all_moments(name: str, parts: int):
                 assert repr(found[where]) == repr(every[where]), (module, part)
 
 
-@pytest.mark.parametrize("name", ELEMENT_CODES)
-@given(data=st.data())
-@settings(max_examples=10)
-def test_fused_copy_has_the_elements_and_their_moments(name: str, data: st.DataObject):
-    elements = data.draw(recipes(name)).make()
-    code, size = ELEMENT_CODES[name], elements.size
-    _, source = place_unaligned(elements, data.draw(st.integers(0, 63)))
-    for module in (native, numpy_twin):
-        buffer, target = place_unaligned(np.zeros_like(elements), data.draw(st.integers(0, 63)))
-        shift = target - buffer.ctypes.data
-        found = module.copy_and_measure(target, elements.tobytes(), size, code, ALL_PARTS)
-        expected = module.measure_elements(source or 0, size, code, ALL_PARTS)
-        assert repr(found) == repr(expected)
-        assert buffer[shift : shift + elements.nbytes].tobytes() == elements.tobytes()
-        outside = np.delete(buffer, np.s_[shift : shift + elements.nbytes])
-        assert not outside.any()
-
-
-@pytest.mark.parametrize("name", ["bfloat16", "float32"])
-def test_fused_copy_of_a_large_tensor_has_its_elements(name: str):
-    """It goes past the caches in aligned pieces, which the ends of blocks are not."""
-    elements = ElementRecipe(name, (5 << 20) // get_dtype(name).itemsize + 3, "bits", 1, ()).make()
-    for variant in VARIANTS:
-        for shift in (0, 1, 8):
-            buffer, target = place_unaligned(np.zeros_like(elements), shift)
-            given = find_address(elements), elements.size, ELEMENT_CODES[name], ALL_PARTS
-            with using(variant):
-                found = native.copy_and_measure(target, *given)
-                assert repr(found) == repr(native.measure_elements(*given))
-            assert buffer[shift : shift + elements.nbytes].tobytes() == elements.tobytes()
-            assert not buffer[:shift].any()
-            assert not buffer[shift + elements.nbytes :].any()
-
-
 @given(data=st.data())
 @settings(max_examples=20)
 def test_bfloat16_is_widened_bit_by_bit(data: st.DataObject):

@@ -38,7 +38,6 @@ for variant in VARIANTS:
                 used = size * width
                 for a, b in ((source, target), (source_end - used, target_end - used)):
                     native.measure_elements(a, size, code, 7)
-                    native.copy_and_measure(b, a, size, code, 7)
                     native.fingerprint_shard(a, code, (size,), (3,), 5)
                     native.stream_memory(b, a, used)
         for rows in sizes[:40]:
