@@ -23,7 +23,7 @@ from rankdump._analysis.fsck.damage import (
 from rankdump._analysis.reader.coordinator_files import find_order_damage
 from rankdump._analysis.reader.file_errors import named_errors
 from rankdump._analysis.reader.manifests import TreeManifests
-from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
+from rankdump._analysis.reader.tree_files import ARGUMENTS_FILE_NAME, TensorFile, read_long_names
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER, parse_order_file_name
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.tree_root import READ_FLAGS
@@ -53,7 +53,6 @@ _METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
 NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
 LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
 """Name of a file while it is written."""
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
 _API_TABLE_NAME = re.compile(
     rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
 )
@@ -262,7 +261,7 @@ def _is_usual_file(seen: TreeItem, folder: DumpFolder) -> bool:
         return _API_TABLE_NAME.fullmatch(seen.name) is not None
     usual = seen.name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(seen.name)
     return (
-        bool(usual or _ARGUMENTS_FILE_NAME.fullmatch(seen.name))
+        bool(usual or ARGUMENTS_FILE_NAME.fullmatch(seen.name))
         or parse_name_in_folder(folder, seen.full_name) is not None
     )
 

@@ -512,10 +512,7 @@ class Dump:
         return all(q.rank in (None, rank) and q.graph in (None, graph) for q in self._queries)
 
     def _keeps_place(self, rank: int, iteration: int) -> bool:
-        return all(
-            q.rank in (None, rank) and (q.iterations is None or iteration in q.iterations)
-            for q in self._queries
-        )
+        return all(query.keeps_iteration(rank, iteration) for query in self._queries)
 
     def _entry(self, key: TensorKey) -> Entry:
         keys = (

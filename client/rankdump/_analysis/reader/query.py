@@ -126,6 +126,12 @@ class Query:
             )
         )
 
+    def keeps_iteration(self, rank: int, iteration: int) -> bool:
+        """Return whether an iteration of a rank is selected, whatever its graphs."""
+        return self.rank in (None, rank) and (
+            self.iterations is None or iteration in self.iterations
+        )
+
 
 def selected(filters: Filters) -> Query:
     """Return the query of keyword filters; ConfigError for a value that is not allowed."""

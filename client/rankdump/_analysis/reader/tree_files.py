@@ -47,7 +47,7 @@ from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
 _MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
 """Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
 
 
@@ -264,9 +264,7 @@ class FolderIndex:
 
     def selects_iteration(self, rank: int, iteration: int) -> bool:
         """Return whether the queries select an iteration of a rank."""
-        return self.selects_rank(rank) and all(
-            query.iterations is None or iteration in query.iterations for query in self.queries
-        )
+        return all(query.keeps_iteration(rank, iteration) for query in self.queries)
 
     def find_baseline_files(self, known: TreeManifests) -> list[TensorFile]:
         """Return files that do not exist, because a baseline has their tensors."""
@@ -327,7 +325,7 @@ class FolderIndex:
             table = statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name) is not None
             if table:
                 self.tables.append((folder, path, None))
-            return table or _ARGUMENTS_FILE_NAME.fullmatch(name) is not None
+            return table or ARGUMENTS_FILE_NAME.fullmatch(name) is not None
         if folder.names is NameScheme.CAPTURED:
             self.folders[folder.base] = folder
         if file_name.kind is FileKind.TABLE:
