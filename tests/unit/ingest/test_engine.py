@@ -61,7 +61,7 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path, short_waits: None) -> Host:
     return Host(tmp_path)
 
 

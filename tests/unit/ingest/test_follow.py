@@ -248,6 +248,7 @@ def test_hard_links_are_found_in_the_end(rig: Rig, tmp_path: Path):
     assert rig.look(SWEEP_INTERVAL_S) == {"a.npy"}
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_it_ends_when_nothing_comes(tmp_path: Path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
@@ -274,6 +275,7 @@ def test_it_ends_when_asked(tmp_path: Path):
     assert stored(tree) == files
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """An agent is there before the first job: that is said once, and tried again."""
     caplog.set_level("INFO")
