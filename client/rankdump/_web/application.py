@@ -28,7 +28,7 @@ from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.diff_page import format_mapping_file, make_diff_page
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.html_templates import make_environment
+from rankdump._web.html_templates import get_environment
 from rankdump._web.job_source import JobSource
 from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
@@ -87,7 +87,7 @@ class WebPages:
     ) -> None:
         """Trees may be added to `sources` later; their numbers stay."""
         self._sources = sources
-        self._environment = make_environment()
+        self._environment = get_environment()
         self.live = (
             LivePages(job, self._environment, self._present, self._answer_safely, sources)
             if job

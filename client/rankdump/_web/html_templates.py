@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,8 +18,9 @@ from rankdump._web.page_kinds import TreeChoice
 _DIGITS = 6
 
 
-def make_environment() -> Environment:
-    """Return the environment of all templates."""
+@cache
+def get_environment() -> Environment:
+    """Return the environment of all templates, which it compiles once in a process."""
     made = Environment(
         loader=PackageLoader("rankdump._web", "templates"),
         autoescape=True,
