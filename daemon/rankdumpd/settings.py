@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
@@ -115,9 +116,19 @@ class ValueRange(NamedTuple):
 
 
 def _check_ranges(section: str, settings: object) -> None:
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        for limits in getattr(hint, "__metadata__", ()):
-            _check_range(f"{section}.{name}", getattr(settings, name), *limits)
+    for name, low, high in _list_ranges(type(settings)):
+        _check_range(f"{section}.{name}", getattr(settings, name), low, high)
+
+
+@cache
+def _list_ranges(section: type) -> tuple[tuple[str, float, float], ...]:
+    """Return the names of all settings that have a range, with its ends."""
+    hints = get_type_hints(section, include_extras=True)
+    return tuple(
+        (name, *limits)
+        for name, hint in hints.items()
+        for limits in getattr(hint, "__metadata__", ())
+    )
 
 
 def _check_range(key: str, value: float, low: float, high: float) -> None:
