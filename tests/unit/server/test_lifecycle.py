@@ -209,10 +209,10 @@ class ProcessExit(BaseException):
 
 
 def test_collector_leaves_out_what_is_loaded_and_runs_less_often():
-    gc.unfreeze()
+    frozen, loaded = gc.get_freeze_count(), [[] for _ in range(2000)]
     gc.set_threshold(700, 10, 10)
     lifecycle.relax_garbage_collector()
-    assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() >= frozen + len(loaded)
     first, *others = gc.get_threshold()
     assert first > 700
     assert others == [10, 10]
