@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -137,13 +138,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A module stays together, so that what its tests share is made by one process of pytest-xdist.
     """
     for item in items:
-        folders = item.path.relative_to(Path(__file__).parent).parts
-        if folders[0] in _PROCESSES:
+        folder = _find_top_folder(item.path)
+        if folder in _PROCESSES:
             item.add_marker("process")
-        if folders[0] == "torch":
+        if folder == "torch":
             item.add_marker("torch")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@cache
+def _find_top_folder(path: Path) -> str:
+    """Return the first folder below this one on the way to a module of tests."""
+    return path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

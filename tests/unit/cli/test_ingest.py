@@ -5,28 +5,43 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from support.native_tree import native_files, stored, write_file, write_tree
 
+from rankdump._cli.command_group import run_command_line
 
-def ingest(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankdump", "ingest", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+IngestCommand: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def ingest(capfd: pytest.CaptureFixture[str]) -> IngestCommand:
+    """The command in this process; the one that it starts writes its errors beside it."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = ["ingest", *map(str, arguments)]
+        code = run_command_line(words)
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
 
 
 def test_ingest_prints_a_summary_line(tmp_path: Path):
     """Files, bytes in, bytes stored, linked, skipped, failed; code 0."""
     files = write_tree(tmp_path / "source")
-    done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--codec", "none")
+    command = [sys.executable, "-m", "rankdump", "ingest", tmp_path / "source"]
+    command += ["--into", tmp_path / "tree", "--codec", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     assert f"{len(files)} files taken" in done.stdout
     assert "0 skipped, 0 failed" in done.stdout
     assert stored(tmp_path / "tree") == files
 
 
-def test_ingest_prints_json(tmp_path: Path):
+def test_ingest_prints_json(tmp_path: Path, ingest: IngestCommand):
     files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
     write_file(tmp_path / "source" / "bad.npy", b"x")
     done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--json")
@@ -47,7 +62,9 @@ def test_ingest_prints_json(tmp_path: Path):
         ("source", "file/tree", "Not a directory"),
     ],
 )
-def test_ingest_rejects_bad_folders_in_one_line(tmp_path: Path, source: str, into: str, says: str):
+def test_ingest_rejects_bad_folders_in_one_line(
+    tmp_path: Path, ingest: IngestCommand, source: str, into: str, says: str
+):
     """Code 2, and nothing is made."""
     (tmp_path / "source").mkdir()
     (tmp_path / "file").write_text("x")
@@ -57,13 +74,13 @@ def test_ingest_rejects_bad_folders_in_one_line(tmp_path: Path, source: str, int
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
 
 
-def test_ingest_rejects_bad_options(tmp_path: Path):
+def test_ingest_rejects_bad_options(tmp_path: Path, ingest: IngestCommand):
     assert ingest(tmp_path).returncode == 2
     assert ingest(tmp_path, "--into", tmp_path / "x", "--codec", "lzma").returncode == 2
     assert ingest(tmp_path, "--into", tmp_path / "x", "--until-idle", "-1").returncode == 2
 
 
-def test_ingest_until_idle_stops(tmp_path: Path):
+def test_ingest_until_idle_stops(tmp_path: Path, ingest: IngestCommand):
     files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
     done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--until-idle", "0.1")
     assert done.returncode == 0, done.stderr
