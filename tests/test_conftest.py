@@ -19,6 +19,21 @@ def test_passes(): pass
 def test_cannot_run(): pytest.skip("no such device")
 """
 
+FAILING = """
+import pytest
+@pytest.fixture
+def broken(): raise OSError("no disk")
+@pytest.fixture
+def left():
+    yield
+    raise OSError("still open")
+def test_passes(): pass
+def test_fails(): assert not "wrong"
+def test_cannot_begin(broken): pass
+def test_cannot_end(left): pass
+def test_is_skipped(): pytest.skip("no such device")
+"""
+
 SHARING = """
 import pytest
 @pytest.fixture(scope="module")
@@ -54,6 +69,15 @@ def test_a_skipped_test_fails_the_gate_only(tmp_path: Path, workers: str):
     assert "CI=true and 1 tests were skipped" in gate.stdout
     at_home = run(tmp_path, "-n", workers, CI="")
     assert at_home.returncode == 0, at_home.stdout + at_home.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_failure_before_or_after_a_test_is_reported(tmp_path: Path, workers: str):
+    """Processes of pytest-xdist leave out what passes, and nothing else."""
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    done = run(tmp_path, "-n", workers, CI="")
+    assert "1 failed, 2 passed, 1 skipped, 2 errors" in done.stdout
+    assert all(text in done.stdout for text in ("wrong", "no disk", "still open"))
 
 
 def test_what_a_module_shares_is_made_by_one_process(tmp_path: Path):
