@@ -64,7 +64,7 @@ def test_closed_pipe_ends_without_a_traceback(tree):
     ("redirection", "fault"),
     [("> /dev/full", "No space left on device"), ("1>&-", "standard output is closed")],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", ["ls {} --limit 0 --op '*'", "ls {} --json", "--help"])
 def test_output_that_cannot_be_written_is_one_line(tree, command, redirection, fault, unbuffered):
     for number in range(300):
@@ -102,6 +102,7 @@ def test_names_that_are_not_text_are_printed_escaped(tree):
     assert b"Def\\udcffult" in done.stdout
 
 
+@pytest.mark.slow
 def test_command_writes_pages_in_a_process_without_pandas(tree, tmp_path):
     """Libraries that look for pandas when they are imported, as bokeh does, go on without it."""
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32), tabled=True)

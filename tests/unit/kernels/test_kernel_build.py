@@ -71,6 +71,7 @@ case " $* " in *" {unknown} "*) echo "unrecognized option {unknown}" >&2; exit 1
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one variant elsewhere")
 @pytest.mark.parametrize(
     ("unknown", "missing"),

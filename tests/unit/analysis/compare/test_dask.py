@@ -40,6 +40,7 @@ def pairs(tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_cluster_gives_the_outcomes_of_one_process(pairs, tmp_path, monkeypatch):
     """The same list as from one process, also when this one stands in another folder."""
     monkeypatch.setattr(pair_comparison, "_MAX_GROUP_PAIRS", 3)
