@@ -45,7 +45,7 @@ from rankdump._shm.slab_format import (
     compute_slab_bytes,
     format_slab,
 )
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabWriter
 from rankdump._wire import status_messages
 from rankdump._wire.black_box_messages import (
     job_freeze_to_wire,

@@ -36,7 +36,7 @@ from rankdump._shm.slab_format import (
     compute_slab_bytes,
     format_slab,
 )
-from rankdump._shm.slab_reader import SlabEntry, SlabReader
+from rankdump._shm.slab_ring import SlabEntry, SlabReader
 from rankdump._wire import session_messages
 from rankdump._wire.status_messages import view_from_wire, view_to_wire
 from rankdump.errors import RankdumpError, RetryableError

@@ -17,7 +17,7 @@ from support.event_lists import list_events
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
-from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_ring import SlabReader
 from rankdump._wire.metadata_messages import events_from_wire
 from rankdump._wire.session_messages import (
     kind_from_wire,

@@ -11,7 +11,7 @@ from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.recorder_protocol import PlacementResult
 from rankdump._core.session_protocol import RecordHead, SlabPlace
 from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
-from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_ring import SlabReader
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.send_ring import SendRing
 

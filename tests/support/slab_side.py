@@ -12,7 +12,7 @@ from pathlib import Path
 import xxhash
 
 from rankdump._shm.slab_format import RING_OFFSET
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabWriter
 
 WAIT_S = 300
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rankdump._core.record import StatisticRows
 from rankdump._core.recorder_protocol import StagedRecord
 from rankdump._core.session_protocol import CallStacks
-from rankdump._shm.slab_writer import SlabReservation
+from rankdump._shm.slab_ring import SlabReservation
 from rankdump._transport.frame_queue import (
     COPY_FAILED,
     BufferedItem,

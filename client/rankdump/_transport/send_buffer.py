@@ -24,7 +24,7 @@ from rankdump._core.recorder_protocol import (
 )
 from rankdump._core.session_protocol import ChangedPlan, MetadataItem, RecordHead
 from rankdump._shm.event_journal import EventJournal
-from rankdump._shm.slab_writer import SlabReservation
+from rankdump._shm.slab_ring import SlabReservation
 from rankdump._transport.frame_queue import BufferedItem, FrameQueue, NumberedItem
 from rankdump._transport.send_ring import SendRing
 from rankdump._wire.frames import add_sequence, serialize_record_body

@@ -21,8 +21,7 @@ from rankdump._core.recorder_protocol import DeviceCopier, DeviceTransfer
 from rankdump._core.session_protocol import SlabPlace
 from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_format import JOURNAL_BYTES, RING_OFFSET, SlabMemory
-from rankdump._shm.slab_reader import SlabReader
-from rankdump._shm.slab_writer import SlabReservation, SlabWriter
+from rankdump._shm.slab_ring import SlabReader, SlabReservation, SlabWriter
 from rankdump._transport.frame_queue import NumberedItem, RecoveredEntry
 from rankdump._wire.frames import compute_checksum
 from rankdump.errors import CorruptedError

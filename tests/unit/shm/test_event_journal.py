@@ -21,8 +21,7 @@ from rankdump._shm.slab_format import (
     compute_slab_bytes,
     format_slab,
 )
-from rankdump._shm.slab_reader import SlabReader
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabReader, SlabWriter
 
 WORLD = ProcessGroup("world", (0, 1, 7))
 NAMES = ["Default/Add-op1", "", "Größe", "\udc80"]

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from rankdump._shm import slab_format
 from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
-from rankdump._shm.slab_reader import SlabReader
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabReader, SlabWriter
 from rankdump.errors import CorruptedError
 
 SMALL = slab_format.MIN_RING_BYTES
@@ -256,8 +255,8 @@ def test_parse_slab_header_rejects_another_length():
 _COUNTING_RANK = """
 import mmap, sys
 from rankdump._shm.slab_format import SlabMemory
-from rankdump._shm.slab_reader import SlabReader
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabReader
+from rankdump._shm.slab_ring import SlabWriter
 with open(sys.argv[1], "r+b") as file:
     memory = memoryview(mmap.mmap(file.fileno(), 0))
 writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))

@@ -18,8 +18,7 @@ from rankdump._shm.slab_format import (
     compute_slab_bytes,
     format_slab,
 )
-from rankdump._shm.slab_reader import SlabEntry, SlabReader
-from rankdump._shm.slab_writer import SlabWriter
+from rankdump._shm.slab_ring import SlabEntry, SlabReader, SlabWriter
 from rankdump.errors import CorruptedError
 
 FRAMES = [(b"frame %d" % n * 9, bytes([n]) * n * 40) for n in range(1, 6)]

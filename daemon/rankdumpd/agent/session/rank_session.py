@@ -42,7 +42,6 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.session import balance
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.pending_metadata import PendingMetadata, ProgramOrder
-from rankdumpd.agent.session.plan_history import PlanHistory
 from rankdumpd.agent.session.rank_process import (
     has_process_ended,
     open_process,
@@ -50,7 +49,11 @@ from rankdumpd.agent.session.rank_process import (
 )
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
-from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
+from rankdumpd.agent.storage.session_storage import (
+    PlanHistory,
+    SessionStorage,
+    make_session_storage,
+)
 from rankdumpd.server import state_files
 
 MAX_RUNNING_NOTES = 16

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from rankdump._core.events import EventColumns
 from rankdump._shm.event_journal import read_journal
-from rankdump._shm.slab_reader import SlabEntry, SlabReader
+from rankdump._shm.slab_ring import SlabEntry, SlabReader
 from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.records import CORRUPTED, SMALL_RECORD_BYTES, RecordElements

@@ -1,22 +1,27 @@
-"""Storage of one session: tree, lock, writer, tables and stack file, made from its plan, and the
-function that stores a received record.
+"""Storage of one session: tree, lock, writer, tables and stack file, made from its plan, the
+function that stores a received record, and the plans of the session with their storages.
+
+A plan holds for the frames between two changed plans, so that a frame that is resent is judged by
+the plan that it was made for.
 """
 
 from __future__ import annotations
 
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankdump._codec.file_codec import FileCodec, get_codec
 from rankdump._core.drop_reasons import STEP_OVERHEAD
+from rankdump._core.job_control import is_changeable_to
 from rankdump._core.plan import DumpPlan
 from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._layout.profile import PROFILES
-from rankdump._layout.tree_layouts import LAYOUTS, Layout
+from rankdump._layout.tree_layouts import LAYOUTS, Layout, find_contradiction
 from rankdump._layout.tree_paths import FilePlace, TreeContext
-from rankdump.errors import CorruptedError
+from rankdump.errors import CorruptedError, ProtocolError
 from rankdumpd.agent.records import (
     CORRUPTED,
     BaselineMatch,
@@ -244,3 +249,59 @@ def _link_or_write(
         link=lambda original: writer.link(record, original),
         write=lambda: writer.write([record], pressure=find_pressure)[0],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPeriod:
+    """Frames behind one changed plan, up to the next one."""
+
+    begin: int
+    """Number of the frame that brought the plan; 0 for the one that opened the session."""
+    plan: DumpPlan
+    storage: SessionStorage
+    iteration: int | None = None
+    """First iteration with the plan; None for the plan that opened the session, also when it comes
+    back, as after the iterations that a watch rule dumps."""
+
+
+class PlanHistory:
+    """Plans of one session, in the order of their frames; safe to use from several threads."""
+
+    def __init__(self, plan: DumpPlan, storage: SessionStorage) -> None:
+        self._lock = threading.Lock()
+        self._periods = [PlanPeriod(0, plan, storage)]
+
+    @property
+    def latest(self) -> PlanPeriod:
+        """The period of the newest plan."""
+        return self._periods[-1]
+
+    def find(self, sequence: int) -> tuple[PlanPeriod, int | None]:
+        """Return the period of a frame, and the number of the change that ends it, if any."""
+        with self._lock:
+            end: int | None = None
+            for period in reversed(self._periods):
+                if period.begin < sequence or not period.begin:
+                    return period, end
+                end = period.begin
+        raise AssertionError("the first period has all frames that no other has")
+
+    def add(self, sequence: int, plan: DumpPlan, iteration: int) -> None:
+        """Begin a period with the plan of a frame, which holds from an iteration on.
+
+        A known number changes nothing.
+
+        ProtocolError when a running job cannot have that plan.
+        """
+        with self._lock:
+            latest = self._periods[-1]
+            if sequence <= latest.begin:
+                return
+            if not is_changeable_to(latest.plan, plan):
+                raise ProtocolError(f"frame {sequence} changes what a plan has for good")
+            fault = find_contradiction(plan)
+            if fault:
+                raise ProtocolError(f"frame {sequence} brings a plan that is impossible: {fault}")
+            storage = change_session_storage(latest.storage, plan)
+            begin = None if plan == self._periods[0].plan else iteration
+            self._periods.append(PlanPeriod(sequence, plan, storage, begin))

@@ -9,8 +9,7 @@ import pytest
 from rankdump._core.job_control import NO_ITERATIONS, PlanChange
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump.errors import ProtocolError
-from rankdumpd.agent.session.plan_history import PlanHistory
-from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.agent.storage.session_storage import PlanHistory, make_session_storage
 
 PLAN = DumpPlan(OutputSettings("/x"))
 STOPPED = PlanChange(iterations=NO_ITERATIONS).apply_to(PLAN)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankdump._shm.slab_format import MIN_RING_BYTES, compute_slab_bytes
-from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_ring import SlabReader
 from rankdump.errors import ConfigError, CorruptedError, ExhaustedError, UnavailableError
 from rankdumpd.agent.shm.ring_reader import ReleaseQueue
 from rankdumpd.agent.shm.slab_file import make_slab
