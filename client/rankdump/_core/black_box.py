@@ -2,7 +2,8 @@
 the latest steps is frozen, and which ranks others wait for then. Pure.
 
 All members of a group call its collectives in the same order, so a rank that has called fewer of
-them than another one is where that one waits.
+them than another one is where that one waits. A number is alarming when it is far above those that
+are usual: earlier ones of a rank, or those of its peers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite, log
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -297,3 +300,32 @@ class FreezeNotice:
     text: str
     """A sentence for the rank's log."""
     wants_stacks: bool = False
+
+
+_FAR_DEVIATIONS = 10.0
+_FAR_FACTOR = 10.0
+"""Numbers that hardly differ have a deviation near zero, so a number is ten times as large too."""
+_DEVIATION_SCALE = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+def is_far_above(usual: Sequence[float], number: float, least: int) -> bool:
+    """Return whether a finite number is far above the usual ones, of which there are `least`.
+
+    They are compared by their logarithms: median and median absolute deviation, which a few
+    outliers among the usual ones do not move. Only positive finite ones count.
+
+    >>> is_far_above([1.0, 1.1, 0.9] * 4, 50.0, 12), is_far_above([1.0, 1.1, 0.9] * 4, 3.0, 12)
+    (True, False)
+    """
+    # Cheap, and true of nearly all: the median is not below the smallest one.
+    smallest = min(usual, default=0.0)
+    if smallest > 0 and number <= _FAR_FACTOR * smallest:
+        return False
+    logs = [log(each) for each in usual if each > 0 and isfinite(each)]
+    if len(logs) < least or not isfinite(number) or number <= 0:
+        return False
+    middle = median(logs)
+    deviation = _DEVIATION_SCALE * median(abs(each - middle) for each in logs)
+    above = log(number) - middle
+    return above > log(_FAR_FACTOR) and above > _FAR_DEVIATIONS * deviation

@@ -1,7 +1,7 @@
 """Dump plan: what to dump, from where, to where, and what the black box watches. It is the one
 model that every configuration dialect is parsed into, with its JSON form, which is sent to the
 agent and stored in the ledger. Pure: no clock, no disk, no network; decisions on a plan are in
-`_core.selection`, those on watch rules in `_recorder.rule_watch`.
+`_core.selection`, those on watch rules in `_recorder.pulse_decisions`.
 """
 
 from __future__ import annotations

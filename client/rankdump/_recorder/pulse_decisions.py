@@ -18,8 +18,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from rankdump._core.black_box import pack_row
-from rankdump._core.number_comparison import is_far_above
+from rankdump._core.black_box import is_far_above, pack_row
 from rankdump._core.plan import (
     MAX_RULE_PATTERNS,
     MAX_RULES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump._core.number_comparison import is_far_above
+from rankdump._core.black_box import is_far_above
 
 USUAL = [1.0, 1.1, 0.9, 1.0]
 

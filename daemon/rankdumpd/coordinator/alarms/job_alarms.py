@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, log
 from statistics import median
 
-from rankdump._core.black_box import FaultKind, RankStep
+from rankdump._core.black_box import FaultKind, RankStep, is_far_above
 from rankdump._core.freeze_record import FrozenCause, JobFreeze
-from rankdump._core.number_comparison import is_far_above
 from rankdump._core.number_ranges import name_first_ranks
 from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
