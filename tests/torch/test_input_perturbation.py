@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdump._core.input_perturbation import (
+from rankdump._core.determinism import (
     PERTURB_SETTING,
     find_perturbation_fault,
     read_perturbation,

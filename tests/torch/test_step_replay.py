@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from rankdump._core.replay_report import ReplayReport
+from rankdump._core.determinism import ReplayReport
 from rankdump._frameworks.torch import step_replay
 from rankdump._frameworks.torch.model_hook import TorchModelHook
 from rankdump._frameworks.torch.step_replay import JobState

@@ -35,8 +35,8 @@ from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_con
 from rankdump._config import config_file
 from rankdump._config.output_path import BASELINE_VARIABLE, OUTPUT_VARIABLE
 from rankdump._config.rankdump_section import BLACK_BOX_VARIABLE, is_black_box_forced
+from rankdump._core.determinism import PERTURB_VARIABLE, PERTURBATIONS
 from rankdump._core.events import Finding
-from rankdump._core.input_perturbation import PERTURB_VARIABLE, PERTURBATIONS
 from rankdump._core.plan import DumpPlan, IterationSelection
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView, is_rejection

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import xxhash
 
+from rankdump._core.determinism import RunDigests, TensorDigest
 from rankdump._core.events import CallOutcome, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
@@ -20,7 +21,6 @@ from rankdump._core.recorder_protocol import (
     TensorObservation,
     TensorSource,
 )
-from rankdump._core.replay_report import RunDigests, TensorDigest
 from rankdump._core.timeouts import GroupTimeout
 
 

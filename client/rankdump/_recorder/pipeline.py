@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rankdump._core.black_box import FreezeNotice
+from rankdump._core.determinism import ReplayReport, ReplayTally
 from rankdump._core.job_control import PlanChange, PlanSchedule
 from rankdump._core.plan import DumpPlan, IterationSelection, OperatorSelection
-from rankdump._core.replay_report import ReplayReport, ReplayTally
 from rankdump._core.session_protocol import ChangedPlan, RecordHead, SessionEnd, SessionRequest
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar, cast
 
-from rankdump._core.hook_meter import HOOK_METER
-from rankdump._core.input_perturbation import (
+from rankdump._core.determinism import (
     PERTURB_WARNING,
+    ReplayReport,
     find_perturbation_fault,
     read_perturbation,
 )
+from rankdump._core.hook_meter import HOOK_METER
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
     RankIdentity,
@@ -34,7 +35,6 @@ from rankdump._core.recorder_protocol import (
     IterationHook,
     TensorNameFinder,
 )
-from rankdump._core.replay_report import ReplayReport
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import (
     SIDES,

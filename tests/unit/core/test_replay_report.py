@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankdump._core.record import TensorSide
-from rankdump._core.replay_report import (
+from rankdump._core.determinism import (
     MAX_DIFFERENCES,
     ReplayDifference,
     ReplayReport,
@@ -12,6 +11,7 @@ from rankdump._core.replay_report import (
     TensorDigest,
     compare_runs,
 )
+from rankdump._core.record import TensorSide
 
 FORWARD = "Default/network-Net/fc-Linear/Linear-op0"
 

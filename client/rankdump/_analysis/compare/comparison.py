@@ -53,7 +53,7 @@ from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters
 from rankdump._analysis.reader.tree_walk import collector_paused
-from rankdump._core.input_perturbation import PERTURB_SETTING
+from rankdump._core.determinism import PERTURB_SETTING
 from rankdump._core.number_ranges import ranges
 from rankdump._core.tolerance_text import ROUNDING
 from rankdump.errors import ConfigError, CorruptedError

@@ -24,7 +24,7 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from rankdump._core.input_perturbation import ONE_ULP, PERTURB_SETTING
+from rankdump._core.determinism import ONE_ULP, PERTURB_SETTING
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.card_digests import name_batch_tensor
 from rankdump._frameworks.model_observer import ModelObserver

@@ -36,7 +36,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rankdump._core.replay_report import ReplayReport, RunDigests, compare_runs
+from rankdump._core.determinism import ReplayReport, RunDigests, compare_runs
 from rankdump._core.run_card import RANDOM_PREFIX
 from rankdump._frameworks.model_observer import find_script_line, format_type
 from rankdump._frameworks.null_recorder import DigestRecorder, digest_source

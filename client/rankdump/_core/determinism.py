@@ -1,5 +1,6 @@
-"""Comparison of two runs of one step in one process, by the digests of what was observed, and the
-report about it. Pure.
+"""How far a training is deterministic: noise runs, in which the environment asks for inputs of
+attached models that are moved by one unit in the last place; and reports about a step that is run
+two times in one process, by the digests of what was observed. Pure.
 
 The first tensor that differs, in the order of the first run, tells the operator: nothing before it
 differs, and of operators that contain each other the innermost one ends first.
@@ -13,6 +14,33 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from rankdump._core.record import TensorSide, name_argument
+
+PERTURB_VARIABLE = "RANKDUMP_PERTURB"
+"""Asks for a noise run; `rankdump run --perturb` sets it."""
+PERTURB_SETTING = "rankdump.perturb"
+"""Setting of a run card that names what was moved, `1ulp: batch.0`."""
+ONE_ULP = "1ulp"
+PERTURBATIONS = (ONE_ULP,)
+"""Allowed values of the variable; unset or empty for a run as it is."""
+PERTURB_WARNING = (
+    f"this is a noise run: the first floating input of each call of an attached model is moved by "
+    f"one unit in its last place ({ONE_ULP}), which changes the results of the training"
+)
+
+
+def read_perturbation(environ: Mapping[str, str]) -> str:
+    """Return the noise that the environment asks for; empty for none, or for an unknown one."""
+    asked = environ.get(PERTURB_VARIABLE, "")
+    return asked if asked in PERTURBATIONS else ""
+
+
+def find_perturbation_fault(environ: Mapping[str, str]) -> str:
+    """Return what is wrong with the value of the variable, one sentence; empty for nothing."""
+    asked = environ.get(PERTURB_VARIABLE, "")
+    if not asked or asked in PERTURBATIONS:
+        return ""
+    return f"{PERTURB_VARIABLE}={asked!r:.60} is not allowed; allowed: {', '.join(PERTURBATIONS)}"
+
 
 MAX_DIFFERENCES = 64
 """Differences that a report keeps; the others are counted."""
