@@ -241,7 +241,7 @@ class StartedEvent:
 
 
 class Recorder(Protocol):
-    """Calls that an adapter may make on a session.
+    """Calls that an adapter may make on a session; as they are here, nothing is recorded.
 
     No method raises into the training job or holds it up longer than `block_timeout_s`.
     """
@@ -249,42 +249,39 @@ class Recorder(Protocol):
     @property
     def armed(self) -> bool:
         """Whether the plan selects the iteration that runs now on this rank."""
-        ...
+        return False
 
     @property
     def card(self) -> CardRecorder | None:
         """The run card of the running iteration; None where none is kept."""
-        ...
+        return None
 
     @property
     def declared_pass(self) -> ForwardPass:
         """The micro-batch that the script declared last in this iteration, if any."""
-        ...
+        return UNDIVIDED_PASS
 
     def begin_call(self, graph: int, op_name: str) -> None:
         """Announce a forward call of an operator, before any of its tensors."""
-        ...
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
-        ...
+        return False
 
     def names_operators(self, graph: int) -> bool:
         """Return whether the plan selects operators of a graph one by one.
 
         If it selects all of them, no tensor of a collective is to be recorded.
         """
-        ...
+        return False
 
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side for which `is_wanted` has just returned True."""
-        ...
 
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         """Count a tensor that cannot be read, of a side for which `is_wanted` returned True."""
-        ...
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Announce the end of an operator's call, after all of its tensors.
@@ -292,7 +289,6 @@ class Recorder(Protocol):
         A plan that keeps operators with an overflow, or the one that raised, decides here; one
         that watches operators reads them again.
         """
-        ...
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Set the operators of a graph that the script marked with `set_dump`.
@@ -300,48 +296,42 @@ class Recorder(Protocol):
         Names are scopes without the type and number of a call, as
         `network-Net/conv1-Conv2d`, and dotted names of parameters.
         """
-        ...
 
     @property
     def is_describing(self) -> bool:
         """Whether operators are to be described now: in the first armed iteration."""
-        ...
+        return False
 
     def describe(self, graph: int, node: GraphNode) -> None:
         """Add an operator to the graph; the first description of a name counts."""
-        ...
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Add a parameter to the graph."""
-        ...
 
     @property
     def wants_arguments(self) -> bool:
         """Whether the plan keeps the arguments of operators in this iteration."""
-        ...
+        return False
 
     def record_arguments(
         self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
     ) -> None:
         """Record the configuration of an operator, if the plan selects it."""
-        ...
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         """Record the stack of a selected call of an API: lines, innermost first.
 
         For trees with a file of stacks; others take stacks from `describe`.
         """
-        ...
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Advance the rank's program by one event, which must be finished in any case."""
-        ...
+        return StartedEvent(0, 0, graph, name, collective, 0)
 
     def record_event(self, *, graph: int, name: str) -> None:
         """Advance the rank's program by one event without a duration."""
-        ...
 
     def finish_event(
         self,
@@ -357,19 +347,15 @@ class Recorder(Protocol):
         collective whose outcome is known. One that has failed is over on this rank, but not
         complete.
         """
-        ...
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Record the timeout that a process group was made with; may be repeated."""
-        ...
 
     def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
         """Note that collectives of this iteration are not among the events; 0: unknown number."""
-        ...
 
     def warn_once(self, message: str) -> None:
         """Log a warning, once for each message."""
-        ...
 
 
 @runtime_checkable
