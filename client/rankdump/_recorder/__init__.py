@@ -1,3 +1,3 @@
-"""Recorder of a training process: copies or measures what the plan selects, counts it, and passes
-it to the transport. Nothing in this package raises into the training job.
+"""Recorder of a training process: copies or measures the tensors that the plan selects, counts
+them, and passes them to the transport. No error of this package reaches the training job.
 """

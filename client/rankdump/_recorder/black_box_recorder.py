@@ -1,8 +1,8 @@
 """The black box of a rank: collects the pulses of the running step, sends each step to the agent,
-holds the cost within its share of a step, and reports what is wrong.
+keeps the cost within the allowed share of a step, and reports faults.
 
-Adapters measure and call `add_pulse` on the training thread. A freeze of the agent is answered on
-the thread of the connection, so a rank whose training hangs answers as well.
+Adapters measure tensors and call `add_pulse` on the training thread. A freeze that the agent asks
+for is answered on the thread of the connection, so a rank whose training hangs answers too.
 """
 
 from __future__ import annotations
@@ -54,23 +54,29 @@ from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
 
 _JUDGED_STEPS = 8
-"""Steps after which the stride is judged."""
+"""Number of steps whose cost is measured before the stride is judged again."""
 _CALL_NS = 1500
-"""What torch takes for a call of a hook, beyond the time that the hook measures itself."""
+"""Nanoseconds that torch takes to call a hook, in addition to the time that the hook measures
+itself.
+"""
 _STEP_NS = 150_000
-"""What a step takes beside the time that is measured: calls between the parts of the session, and
-the thread that sends the step (`python -m bench blackbox`, many small calls).
+"""Nanoseconds of a step that no hook measures: calls between the parts of the session, and the
+thread that sends the step (`python -m bench blackbox`, many small calls).
 """
 _TURN_NS = 20_000
-"""What it takes to measure a tensor for its fingerprint alone: its hooks are installed for that."""
+"""Nanoseconds to measure a tensor only for its fingerprint, because hooks are installed for it."""
 PROGRESS_NS = 3_000_000_000
-"""Time after which a step that goes on is sent: less than the shortest silence of `no_step`."""
+"""Nanoseconds after which a step that is still running is sent: less than the shortest silence that
+the alarm `no_step` allows.
+"""
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
 UNMATCHED_STEPS = 16
-"""Steps after which a watch rule that holds for no tensor is logged: a job may run for weeks."""
+"""Steps after which a watch rule that matches no tensor is logged, without waiting for the end of
+the job: a job may run for weeks.
+"""
 MAX_LOGGED_NOTES = 64
-"""Notes of watch rules that a rank logs."""
+"""Maximum number of notes of watch rules that a rank logs."""
 
 
 class BlackBoxRecorder:
@@ -87,8 +93,8 @@ class BlackBoxRecorder:
         clock_us: Callable[[], int] = now_us,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`warn` logs a text once; `dump` has tensors of operators kept from an iteration on, for
-        so many iterations, and returns the first one that has them, or why there is none.
+        """`warn` logs a text once. `dump` keeps tensors of operators for some iterations; it
+        returns the first of these iterations, or why there is none.
         """
         self._dump = dump
         self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
@@ -99,15 +105,15 @@ class BlackBoxRecorder:
         self._details: list[bytes] = []
         self._kept = KeptTensors(outbox)
         self._turns_ns = self._detail_ns = 0
-        """What fingerprints and copies took in the running step, without and with their turns."""
+        """Time of fingerprints and copies in the running step, without and with hook calls (ns)."""
         self._bad_in = -2
         """Last iteration in which a tensor was not finite."""
         self._dumps_until: dict[int, int] = {}
-        """By watch rule the first iteration that it does not dump."""
+        """For each watch rule, the first iteration after those that it dumps."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
-        """Notes that were logged, by rule and tensor."""
+        """Notes of watch rules that were logged, by rule and tensor."""
         self._notes: list[str] = []
-        """Of the running step."""
+        """Notes of watch rules in the running step."""
         self._is_running = self._in_child = False
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
@@ -116,31 +122,31 @@ class BlackBoxRecorder:
         self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
         self._progress_ns = self._progress_tensors = 0
-        """When the running step was sent, and how many tensors it had then."""
+        """When the running step was last sent, and how many tensors it had then."""
         self._gradient_squares = 0.0
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
         self._found_in: dict[FaultKind | int, int] = {}
         """Last iteration in which a fault of each kind, or of each watch rule, was found."""
         self._is_over = False
-        """Whether the cost was above its share, and nothing more could be left out."""
+        """Whether the cost exceeds its share although the stride cannot be higher."""
         self._has_warned = False
-        """Of that: the share differs each time, so the logger would take each for a new warning."""
+        """Whether that excess was logged: its text differs each time, so `warn` would repeat it."""
         self._list_calls: CallLister | None = None
         self._last: StepState | None = None
         """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
         self._tensors = 0
-        """Of the model with most of them."""
+        """Number of tensors of the largest attached model."""
         self.stride = 1
-        """One of so many parts of the modules is measured in each step."""
+        """Number of parts that the modules are divided into; each step measures one of them."""
         self.part = 0
-        """The part that is measured in the running step."""
+        """Index of the part that is measured in the running step."""
 
     # -- calls of the session, on the training thread
 
     def begin_step(self, iteration: int) -> None:
-        """Begin a step; an iteration that is begun again goes on."""
+        """Begin a step; do nothing if the step of this iteration is already running."""
         if self._in_child or (self._is_running and iteration == self._iteration):
             return
         self._is_running = True
@@ -156,7 +162,9 @@ class BlackBoxRecorder:
         self.part = choose_part(iteration, self.stride, self._tensors)
 
     def end_step(self, *, ran: bool) -> None:
-        """End the step: send it, judge its norms and its cost; not one in which nothing ran."""
+        """End the step: send it, and judge its norms and its cost. A step in which nothing ran is
+        ignored.
+        """
         if not self._is_running or not (ran or self._rows):
             return
         begun_ns = self._clock_ns()
@@ -189,7 +197,7 @@ class BlackBoxRecorder:
         self.note(self._rates.name_rates(optimizer, rates))
 
     def close(self, *, raised: bool) -> None:
-        """Send the running step if an error ends the session in it."""
+        """Send the running step if an error ends the session during it."""
         self._outbox.finish()
         if raised:
             if self._is_running:
@@ -202,15 +210,17 @@ class BlackBoxRecorder:
     # -- calls of adapters, on the training thread
 
     def limit_stride(self, tensors: int) -> None:
-        """Note that a model has so many tensors: a step now and then measures one at least."""
+        """Note the number of tensors of a model: the stride stays so low that at least one of
+        `MAX_PACE` steps measures a tensor.
+        """
         self._tensors = max(self._tensors, tensors)
 
     def use_calls(self, list_calls: CallLister) -> None:
-        """Have each step say how far this rank has come in the collectives of its groups."""
+        """Add to each step how far this rank has come in the collectives of its groups."""
         self._list_calls = list_calls
 
     def number_kind(self, kind: TensorKind) -> int:
-        """Return the number of a kind; -1 when there are too many."""
+        """Return the number of a kind; -1 if there are too many kinds."""
         number = self._numbers.get(kind)
         if number is None:
             if self._in_child:
@@ -234,7 +244,8 @@ class BlackBoxRecorder:
     def add_pulse(
         self, number: int, moments: FoundMoments, find_source: Callable[[], str] = str
     ) -> bool:
-        """Add a row of the kind of that number; return whether all elements are finite.
+        """Add the pulse of a tensor, whose kind has this number; return whether all elements are
+        finite.
 
         `find_source` returns the line of the script that is running.
         """
@@ -248,7 +259,7 @@ class BlackBoxRecorder:
         return not any(moments[5:8])
 
     def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
-        """Add a row of the gradient of a parameter."""
+        """Add the pulse of the gradient of a parameter."""
         squares = moments[4]
         self._gradient_squares += squares
         if squares > self._largest_gradient[0]:
@@ -257,17 +268,19 @@ class BlackBoxRecorder:
 
     @property
     def keeps_tensors(self) -> bool:
-        """Whether the plan and the agent have room for tensors in full."""
+        """Whether the plan and the agent allow tensors to be kept in full."""
         return not self._kept.is_off
 
     def can_afford(self, spending: TurnSpending) -> bool:
-        """Return whether these fingerprints and copies may be made now, together."""
+        """Return whether these fingerprints and copies together may be made now."""
         copied = spending.copied_bytes, spending.copies
         has_room = not spending.copies or self._kept.has_room(*copied)
         return has_room and self._credit.can_afford(spending)
 
     def is_too_much(self, spending: TurnSpending) -> bool:
-        """Return whether they take too long, or too much memory, in any step."""
+        """Return whether these fingerprints and copies together take too long or too much memory
+        for any step.
+        """
         copied = spending.copied_bytes, spending.copies
         is_too_large = spending.copies > 0 and self._kept.exceeds_budget(*copied)
         return is_too_large or self._credit.is_too_much(spending)
@@ -275,7 +288,9 @@ class BlackBoxRecorder:
     def add_detail(
         self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
     ) -> None:
-        """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
+        """Add the remaining statistics and the fingerprint of the tensor whose pulse was added
+        last.
+        """
         self._credit.spend_fingerprint(byte_count, spent_ns)
         self._count_turn(spent_ns)
         row = self._find_last_row(number)
@@ -283,8 +298,8 @@ class BlackBoxRecorder:
             self._details.append(pack_detail(row, moments, fingerprint))
 
     def keep_tensor(self, kind: TensorKind, number: int, source: TensorSource) -> None:
-        """Keep the tensor whose pulse was added last in full, of the kind of that number; or count
-        it where the budgets have no room.
+        """Keep in full the tensor whose pulse was added last and whose kind has this number; count
+        it as left out if the budgets have no room.
         """
         if not self.can_afford(TurnSpending(copied_bytes=kind.byte_count, copies=1)):
             self._kept.count_left_out()
@@ -296,21 +311,23 @@ class BlackBoxRecorder:
         self._count_turn(spent_ns)
 
     def begin_fault(self) -> bool:
-        """Note that a tensor is not finite; return whether its fault is new, in this step and in
-        the one before.
+        """Note that a tensor is not finite; return whether neither this step nor the one before had
+        such a tensor.
         """
         last, self._bad_in = self._bad_in, self._iteration
         return last < self._iteration - 1 or last > self._iteration
 
     def keep_fault(self, number: int, tensors: Sequence[tuple[TensorKind, TensorSource]]) -> None:
-        """Keep tensors in full and send them at once: the one whose pulse was added last, of the
-        kind of that number, and the inputs of its operator; and count those that do not fit.
+        """Keep tensors in full and send them at once: the tensor whose pulse was added last, whose
+        kind has this number, and the inputs of its operator. Tensors that do not fit are counted.
         """
-        # The state of a step that has ended is not to be replaced.
+        # Tensors about a fault are sent after an unfinished state of their step, which must not
+        # replace the finished state of a step that has ended.
         if self._kept.is_off or not self._is_running:
             return
         begun_ns, row = self._clock_ns(), self._find_last_row(number)
-        # The agent keeps tensors of steps that it knows, also if the rank does not come further.
+        # The agent keeps only tensors of steps that it knows. It gets the step now, so that the
+        # tensors are kept even if the rank never ends it.
         self._outbox.add_state(self._make_state(unfinished=True))
         for kind, source in tensors:
             if self._kept.has_fault_room(kind.byte_count):
@@ -323,23 +340,28 @@ class BlackBoxRecorder:
         self._count_turn(self._clock_ns() - begun_ns)
 
     def count_left_out(self, count: int = 1) -> None:
-        """Count tensors that were to be kept in full, if any are kept."""
+        """Count tensors that were to be kept in full but are not; without effect if no tensors are
+        kept.
+        """
         self._kept.count_left_out(count)
 
     def _count_turn(self, spent_ns: int) -> None:
-        # It is part of what pulses took, which would warn of them and choose a larger stride.
+        # Counted apart from pulses: as time of pulses it would cause a warning and raise the
+        # stride.
         self._turns_ns += spent_ns
         self._detail_ns += spent_ns + (_TURN_NS if self.stride > 1 else 0)
 
     def _find_last_row(self, number: int) -> int | None:
-        """Return the number of the last row, if it is of that kind: a pulse that was one too many
-        has none.
+        """Return the index of the last row if it belongs to the kind with this number; None if the
+        pulse got no row because the step had too many.
         """
         has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
         return len(self._rows) - 1 if has_row else None
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
-        """Add rows to the step that ended last, and send it again."""
+        """Add rows that were measured late to the step that ended last, and send that
+        step again.
+        """
         if self._last is None or self._last.iteration != iteration:
             return
         packed = [pack_row(row.number, row.moments) for row in rows if row.number >= 0]
@@ -364,11 +386,13 @@ class BlackBoxRecorder:
         self._skipped += count
 
     def add_time(self, spent_ns: int, calls: int = 1) -> None:
-        """Add time that measuring took, in calls of hooks."""
+        """Add the time that measuring took, and the number of calls of hooks that it
+        took place in.
+        """
         self._spent_ns += spent_ns + calls * _CALL_NS
 
     def add_digest(self, name: str, digest: str) -> None:
-        """Keep the digest of something that the step was computed from."""
+        """Keep the digest of an input of the step, such as its batch."""
         self._digests[name] = digest
 
     def report_fault(
@@ -380,8 +404,8 @@ class BlackBoxRecorder:
         *,
         iteration: int | None = None,
     ) -> None:
-        """Report a fault, for which the agent freezes the ring; not one that goes on since the step
-        before.
+        """Report a fault, so that the agent freezes the ring. A fault that the step before had too
+        is not reported again.
         """
         found_in = self._iteration if iteration is None else iteration
         self._add_fault(kind, FaultNotice(kind, found_in, text, tensor_kind, source))
@@ -392,22 +416,26 @@ class BlackBoxRecorder:
         return {kind.op_name for kind in list(self._numbers)}
 
     def list_unmatched_rules(self) -> list[str]:
-        """Return a sentence for each watch rule that holds for no tensor; none in a job without."""
+        """Return a sentence for each watch rule that matches no tensor; none if nothing was
+        measured.
+        """
         return self._watch.list_unmatched() if self._numbers else []
 
     def list_notes(self) -> list[str]:
-        """Return what watch rules noted in the session, the first of each rule and tensor."""
+        """Return the notes of watch rules in the session, the first for each rule and tensor."""
         return list(self._logged.values())
 
     def disarm(self) -> None:
-        """Send nothing more, in a forked child: without a lock, which may be held."""
+        """Send nothing more, in a forked child; takes no lock, because another thread may have held
+        it during the fork.
+        """
         self._in_child, self._is_running = True, False
 
     # -- on the thread of the connection
 
     def report_progress(self) -> None:
-        """Send what there is of a step that takes long, such as one with an evaluation in it, if it
-        has come further since.
+        """Send the part of a long step that was measured so far, such as of a step with an
+        evaluation in it, if more was measured since it was last sent.
         """
         iteration, tensors = self._iteration, len(self._rows) + self._skipped
         now_ns = self._clock_ns()
@@ -415,20 +443,21 @@ class BlackBoxRecorder:
         if not (self._is_running and is_due):
             return
         state = self._make_state(unfinished=True)
-        # The training thread may have begun the next one meanwhile.
+        # The training thread may have begun the next step meanwhile.
         if self._is_running and self._iteration == state.iteration == iteration:
             self._progress_ns, self._progress_tensors = now_ns, tensors
             self._outbox.add_state(state)
 
     def answer_freeze(self, notice: FreezeNotice) -> None:
-        """Send what there is of the running step."""
+        """Send the part of the running step that was measured so far."""
         self._warn(notice.text)
         if self._is_running:
             stacks = format_stacks() if notice.wants_stacks else ()
             self._outbox.add_state(self._make_state(unfinished=True, stacks=stacks))
 
     def _make_state(self, *, unfinished: bool, stacks: Sequence[str] = ()) -> StepState:
-        # Before the rows: on the thread of the connection more of both may be added meanwhile.
+        # Details are taken before rows, because a detail refers to a row: when this runs on the
+        # thread of the connection, the training thread may add to both meanwhile.
         details = b"".join(list(self._details))
         return StepState(
             iteration=self._iteration,
@@ -446,7 +475,7 @@ class BlackBoxRecorder:
         )
 
     def _add_fault(self, about: FaultKind | int, notice: FaultNotice) -> bool:
-        """Send a fault unless it goes on since the step before; return whether it is sent."""
+        """Send a fault unless the step before had it too; return whether it was sent."""
         last, self._found_in[about] = self._found_in.get(about), notice.iteration
         is_new = not self._in_child and (last is None or last < notice.iteration - 1)
         if is_new:
@@ -454,7 +483,7 @@ class BlackBoxRecorder:
         return is_new
 
     def _act_on(self, match: RuleMatch, find_source: Callable[[], str]) -> str:
-        """Do what a rule says; return the note for the step."""
+        """Carry out the action of a watch rule; return the note for the step."""
         note = match.describe()
         if match.rule.do == "freeze":
             notice = FaultNotice(
@@ -473,7 +502,9 @@ class BlackBoxRecorder:
         return note
 
     def _dump_for(self, match: RuleMatch) -> None:
-        """Have the tensors of the next iterations kept, unless the rule has done so already."""
+        """Keep the tensors of the next iterations, unless the same rule has already
+        requested them.
+        """
         if self._in_child or match.iteration + 1 < self._dumps_until.get(match.number, 0):
             return
         operators, count = self._watch.select_operators(match.number), match.rule.iterations
@@ -485,11 +516,11 @@ class BlackBoxRecorder:
             self._dumps_until[match.number] = begin + count
 
     def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
-        """Report a norm of the gradients that is far above those of earlier steps."""
+        """Report a norm of the gradients that is far above the norms of earlier steps."""
         if largest is None:
             return
         norm = math.sqrt(squares) if squares >= 0 else math.nan
-        # Another part of the modules has norms of its own.
+        # Norms are compared only between steps that measure the same part of the modules.
         part = choose_part(iteration, self.stride, self._tensors)
         if self._judge_number(f"gradients of {self.stride}", part, norm):
             text = f"the norm of the gradients jumped to {norm:g}"
@@ -508,7 +539,7 @@ class BlackBoxRecorder:
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
         step_ns, pulses_ns = max(1, whole_ns - spent_ns), max(0, spent_ns - self._detail_ns)
-        # Pulses come first: fingerprints and copies get what they leave.
+        # Pulses come first: fingerprints and copies get the time that pulses leave.
         self._credit.end_step(step_ns, spent_ns - self._turns_ns)
         self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
@@ -519,7 +550,8 @@ class BlackBoxRecorder:
         most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
         was_over = self._is_over
         self.stride, self._is_over = choose_stride(self.stride, share, allowed, most)
-        # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
+        # Neither the first steps of a job nor a single slow step is a reason for a warning, so the
+        # cost has to be too high in two judgements in a row.
         if was_over and self._is_over and not self._has_warned:
             self._has_warned = True
             self._warn(
@@ -530,8 +562,10 @@ class BlackBoxRecorder:
 
 
 def format_stacks() -> tuple[str, ...]:
-    """Return the stacks of the threads of the job, innermost call first; the main thread leads."""
-    # Documented, although its name begins with an underscore.
+    """Return the stacks of the threads of the job, innermost call first; the main thread comes
+    first.
+    """
+    # This function of `sys` is documented, although its name begins with an underscore.
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -544,9 +578,10 @@ def format_stacks() -> tuple[str, ...]:
 
 
 def _is_own_thread(frame: FrameType) -> bool:
-    """Return whether this library, or its connection, started the thread with this frame.
+    """Return whether rankdump or its gRPC connection started the thread with this frame.
 
-    Hooks of it also run on threads of others, as those that torch makes for the backward pass.
+    The start of the stack decides: hooks of rankdump also run on threads of others, such as those
+    that torch creates for the backward pass.
     """
     modules = [each.f_globals.get("__name__", "") for each, _ in traceback.walk_stack(frame)]
     if modules[-1] != threading.__name__:

@@ -1,6 +1,6 @@
-"""Layouts that a script declares for tensors by name, in the words of DTensor: checks of what the
-script gave, the layout of this rank's part, and the tensors. A declaration covers the gradient of
-its tensor too. Never raises.
+"""Layouts that a script declares for tensors by name, in the terms of DTensor: checks of the
+script's arguments, the layout of this rank's part, and the application to observed tensors. A
+declaration also covers the gradient of its tensor. No method raises.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ _MAX_LOGICAL_NAME_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LayoutDeclaration:
-    """What a script declared about a tensor, on this rank."""
+    """Declaration of a tensor's layout, as it applies to this rank."""
 
     global_shape: tuple[int, ...]
     mesh: RankMesh
     coordinate: tuple[int, ...]
     placements: tuple[MeshPlacement, ...]
     global_offset: tuple[int, ...] | None = None
-    """None where the placements give it."""
+    """Index of the first element of this rank's part; None if the placements determine it."""
     logical_name: str = ""
 
     def make_layout(self, shape: tuple[int, ...]) -> TensorLayout | str:
-        """Return the layout of a tensor of that shape, or what contradicts it."""
+        """Return the layout of a local tensor of this shape, or a text that says what contradicts
+        it.
+        """
         source, whole, name = LayoutSource.USER, self.global_shape, self.logical_name
         place = (self.mesh, self.coordinate, self.placements)
         if self.global_offset is None:
@@ -72,10 +74,10 @@ def declare_layout(
     global_offset: Sequence[int] | None = None,
     logical_name: str = "",
 ) -> LayoutDeclaration | str | None:
-    """Return the declaration for a rank, or what is wrong with the arguments in one line.
+    """Return the declaration for a rank, or one line that says what is wrong with the arguments.
 
-    `mesh` has the extent of each dimension by name, `ranks` the global ranks in C order, by
-    default those from 0 on. None for a rank outside of the mesh.
+    `mesh` has the extent of each mesh dimension by name, `ranks` the global ranks of the mesh in C
+    order (by default from 0 on). The result is None for a rank that is not in the mesh.
     """
     fault = _find_type_fault(mesh, placements) or _find_number_fault(
         global_shape, mesh, global_offset
@@ -115,7 +117,7 @@ def declare_layout(
 
 
 def _find_type_fault(mesh: object, placements: object) -> str:
-    """Return which argument is no dictionary by name; a script may give anything."""
+    """Return which argument is not a dictionary with names as keys; a script may pass anything."""
     for title, given, allowed in (
         ("mesh", mesh, "extents by name, as {'dp': 2, 'tp': 4}"),
         ("placements", placements, "texts by dimension of mesh, as {'tp': 'Shard(0)'}"),
@@ -167,7 +169,7 @@ def _parse_placement(text: object) -> MeshPlacement | None:
 
 
 def _find_coordinate(place: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinate of the element at a place in C order."""
+    """Return the coordinate of the element with index `place` in C order."""
     coordinate: list[int] = []
     for extent in reversed(shape):
         coordinate.append(place % extent)
@@ -180,26 +182,28 @@ _OTHER_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSid
 
 
 class DeclaredLayouts:
-    """Declarations of one session."""
+    """Layout declarations of one session."""
 
     def __init__(self, warn_once: Callable[[str], None]) -> None:
         self._warn_once = warn_once
         self.declarations: dict[tuple[str, TensorSide, int], LayoutDeclaration] = {}
-        """By operator, side and slot; without any a tensor costs one branch."""
+        """Declarations by operator, side and slot. While it is empty, a tensor costs one branch."""
         self._made: dict[tuple[LayoutDeclaration, tuple[int, ...]], TensorLayout | str] = {}
 
     def add(
         self, op_name: str, side: TensorSide, slot: int, declaration: LayoutDeclaration
     ) -> None:
-        """Declare a tensor; the last declaration of a tensor counts."""
+        """Declare the layout of a tensor; the last declaration for a tensor counts."""
         self.declarations[op_name, side, slot] = declaration
-        # A backward reads gradients of what the forward wrote; a parameter's has one output.
+        # An operator's backward reads the gradients of the outputs that its forward wrote, so the
+        # sides are exchanged; the gradient of a parameter is the only output of its backward
+        # operator.
         is_operator = op_name.startswith(_OPERATORS_PREFIX)
         gradient_side = _OTHER_SIDE[side] if is_operator else side
         self.declarations[GRADIENTS_PREFIX + op_name, gradient_side, slot] = declaration
 
     def apply_to(self, observation: TensorObservation) -> None:
-        """Set the layout of an observed tensor, if it was declared and agrees with its shape."""
+        """Set the layout of an observed tensor, if one was declared and fits the tensor's shape."""
         name, side, slot = observation.op_name, observation.side, observation.slot
         declaration = self.declarations.get((name, side, slot))
         if declaration is None:
@@ -212,7 +216,7 @@ class DeclaredLayouts:
             source.layout = layout
 
     def find_layout(self, name: str, shape: tuple[int, ...]) -> TensorLayout | None:
-        """Return the layout of a parameter of that shape, if it was declared and agrees with it."""
+        """Return the layout that was declared for a parameter, if it fits this shape."""
         declaration = self.declarations.get((name, TensorSide.OUTPUT, 0))
         layout = None if declaration is None else self._make_layout(declaration, shape)
         return None if isinstance(layout, str) else layout

@@ -1,5 +1,5 @@
-"""Trace of a rank's execution, in its order: positions, times, and events that are not sent yet.
-Never touches tensors.
+"""Trace of a rank's execution: positions and times of its events in the order of execution, and
+events that are not sent yet. It never touches tensors.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rankdump._shm.event_journal import EventJournal
 
 FLUSH_EVENTS = 4096
 OPEN_AFTER_US = 1_000_000
-"""Time after which a collective or message is sent although it is not complete."""
+"""Microseconds after which a collective or a message is sent as open, although it has not ended."""
 STALL_REPORT_US = 1_000_000
-"""Growth of the stall that is sent even without an event."""
+"""Growth of the stall, in microseconds, that is sent even without an event."""
 _FAILED = int(CallOutcome.FAILED)
 _NO_COLLECTIVE = CollectiveCall(EventKind.OPERATOR, ProcessGroup("", ()), 0)
 _NUMBER_FIELDS = (
@@ -43,24 +43,25 @@ _NUMBER_FIELDS = (
     "stall_us",
     "outcome",
 )
-"""Numbers of an event, in the order of a row; its name and its collective follow."""
+"""Numeric fields of an event in the order of a row; its name and its collective follow them."""
 
 _EventRow = tuple[int, int, int, int, int, int, int, int, str, CollectiveCall]
 _CompletedEvent = tuple[StartedEvent, int, int, str, CollectiveCall | None, int]
-"""Start of an event, position and time of its end, its name, its collective and its outcome."""
+"""An event's start, end position, end time (us), name, collective and outcome."""
 
 
 def now_us() -> int:
-    """Return microseconds since the epoch."""
+    """Return the time in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
 class EventTrace:
-    """Events of one rank; safe to use from several threads. Without `keeps` it only counts.
+    """Events of one rank; safe to use from several threads. With `keeps=False` it only counts
+    events.
 
-    Operators take no lock: each access to a counter, a list or a dictionary is one atomic step.
-    Every event is returned as complete, or as open and later as complete; at the end of its
-    iteration none is left.
+    Events of operators take no lock: each access to a counter, a list or a dictionary is one atomic
+    step of the interpreter. Every event is returned as complete, or first as open and later as
+    complete. When its iteration has ended, no event is left unreturned.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class EventTrace:
         stalled_us: Callable[[], int] = lambda: 0,
         keeps: bool = True,
     ) -> None:
-        """`stalled_us` returns how long dumping has delayed the rank so far."""
+        """`stalled_us` returns the microseconds for which dumping has delayed the rank so far."""
         self._clock_us = clock_us
         self._stalled_us = stalled_us
         self._keeps = keeps
@@ -82,41 +83,42 @@ class EventTrace:
         self._earlier = self._running = 0
         self._ended: list[_CompletedEvent] = []
         self._unreported: dict[int, StartedEvent] = {}
-        """By position: returned neither as complete nor as open."""
+        """Events by position that were returned neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
         self._unseen: list[UnseenCollectives] = []
         self._stall_sent_us = 0
         self._journal: EventJournal | None = None
         self.unseen_count: Counter[str] = Counter()
-        """Collectives of the whole run that are not among the events, by reason."""
+        """Collectives of the whole run for which there is no event, counted by reason."""
 
     def use_journal(self, journal: EventJournal | None) -> None:
-        """Write every event to a journal from now on, beginning with those that were not taken."""
+        """Write every event to a journal from now on, first the events that were not taken yet."""
         self._journal = journal
         if journal is None or not self._keeps:
             return
         for begun in list(self._unreported.values()):
             journal.add_event(begun, self._find_iteration(begun))
-        # After the starts: an event that ends meanwhile is in this list.
+        # Ends are written after starts: an event that ends meanwhile is in this list.
         for begun, end, end_us, name, call, outcome in self._ended[:]:
-            # One without a duration is in this list alone.
+            # An event without a duration is only in this list, so its start is written here too.
             journal.add_event(begun, self._find_iteration(begun))
             if name != begun.name or call is not begun.collective:
                 journal.rename_event(begun, name, call)
             journal.end_event(begun, end, end_us, outcome)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Assign events that start from now on to an iteration."""
+        """Assign all events that start from now on to this iteration."""
         self._running = iteration
 
     def end_iteration(self) -> tuple[int, int]:
         """End the running iteration; return its first and last position, both 0 without events.
 
-        Its events that are still open are returned by the next `take_events`.
+        Events of the iteration that are still open are returned by the next `take_events`.
         """
         with self._lock:
             first, self._earlier = self._boundary + 1, self._running
-            # If two threads start events at once, the smaller position may have been stored last.
+            # If two threads start events at once, the smaller of the two positions may have been
+            # stored last.
             self._boundary = max(self._position, self._sent_position)
             last = self._boundary
         return (first, last) if self._keeps and first <= last else (0, 0)
@@ -124,7 +126,7 @@ class EventTrace:
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Start an event at the next position."""
+        """Start an event at the next position of the rank's order."""
         position = self._position = next(self._positions)
         stall_us = 0 if collective is None else self._stalled_us()
         begun = StartedEvent(position, self._clock_us(), graph, name, collective, stall_us)
@@ -157,13 +159,13 @@ class EventTrace:
         collective: CollectiveCall | None = None,
         outcome: int = CallOutcome.UNKNOWN,
     ) -> bool:
-        """Record an event as complete now; return whether enough events wait to be sent.
+        """Record that an event has ended now; return whether enough events wait to be sent.
 
-        One that has failed is returned as open, with the time of its failure as its end.
+        A failed event is returned as open, with the time of its failure as its end.
         """
         if not self._keeps:
             return False
-        # If two threads start events at once, the smaller position may be stored.
+        # If two threads start events at once, the smaller of the two positions may be stored.
         failed = outcome == _FAILED
         end = OPEN_END_POSITION if failed else max(begun.position, self._position)
         end_us = self._clock_us()
@@ -177,21 +179,22 @@ class EventTrace:
         return len(self._ended) >= FLUSH_EVENTS
 
     def add_unseen(self, group: str, reason: UnseenReason, count: int) -> None:
-        """Report collectives of the running iteration that are not among the events."""
+        """Report collectives of the running iteration for which there is no event."""
         self.unseen_count[reason.value] += count
         if self._keeps:
             self._unseen.append(UnseenCollectives(self._running, group, count, reason.value))
 
     def take_events(self) -> EventColumns | None:
-        """Return events that are complete, and overdue ones that are open; None without any.
+        """Return all complete events and the open events that are overdue; None if there are none.
 
-        Open collectives wait for OPEN_AFTER_US, other events for the end of their iteration.
+        An open collective is overdue after OPEN_AFTER_US, any other open event at the end of its
+        iteration.
         """
         if not self._keeps:
             return None
         stalled_us, sent_us = self._stalled_us(), self._clock_us()
         with self._lock:
-            # Complete events first, so that no batch has an event twice.
+            # Complete events are taken first, so that no batch has an event twice.
             rows = self._take_complete_rows()
             rows += self._take_open_rows()
             unseen, self._unseen = tuple(self._unseen), []
@@ -207,7 +210,7 @@ class EventTrace:
         return replace(columns, stalled_us=stalled_us, sent_us=sent_us, unseen=unseen)
 
     def _take_complete_rows(self) -> list[_EventRow]:
-        # The list object stays the same: another thread may be about to append to it.
+        # The list object is kept: another thread may be about to append to it.
         ended = self._ended[:]
         del self._ended[: len(ended)]
         for begun, *_ in ended:
@@ -247,16 +250,16 @@ class EventTrace:
         return (*numbers, begun.stall_us, outcome, name, collective or _NO_COLLECTIVE)
 
     def _find_iteration(self, begun: StartedEvent) -> int:
-        """Return the iteration of an event: the one in which it started."""
+        """Return the iteration in which an event started."""
         if begun.iteration >= 0:
             return begun.iteration
         return self._earlier if begun.position <= self._boundary else self._running
 
 
 def _is_overdue(begun: StartedEvent, now_us: int) -> bool:
-    """Return whether a call is to be sent before it is complete.
+    """Return whether a collective call is to be sent before it is complete.
 
-    After the clock was set back, every open call is overdue.
+    If the clock was set back, every open call is overdue.
     """
     return begun.collective is not None and not 0 <= now_us - begun.start_us < OPEN_AFTER_US
 

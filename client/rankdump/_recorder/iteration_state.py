@@ -1,7 +1,8 @@
-"""State of a rank's iterations: which one runs and whether it is dumped, counts of selected and
-lost tensors with reasons, and how long dumping delayed the job. Decides nothing about tensors.
+"""State of a rank's iterations: which iteration runs and whether it is dumped, counts of selected
+and lost tensors with reasons, and how long dumping delayed the job. It makes no decision about a
+tensor.
 
-`dump_start` and `dump_stop` replace the plan's iterations from their first use on, as
+From their first use on, `dump_start` and `dump_stop` replace the iterations that the plan names, as
 MindSpore's dynamic mode does (MindSpore 2.3, Dump guide).
 """
 
@@ -23,7 +24,7 @@ from rankdump._core.session_protocol import IterationEnd
 
 
 class IterationState:
-    """Iterations of one rank; changed on the training thread, read from any."""
+    """Iterations of one rank; changed on the training thread, read from any thread."""
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
         self._plan = plan
@@ -33,7 +34,7 @@ class IterationState:
         self._overrides_switch = False
         self._described = False
         self.was_armed = False
-        """Whether the running iteration was dumped at some time."""
+        """Whether tensors were kept during any part of the running iteration."""
         self.iteration = plan.selection.initial_iteration
         """The iteration that runs now."""
         self.declared_pass = UNDIVIDED_PASS
@@ -43,19 +44,19 @@ class IterationState:
         self.active = False
         """Whether any operator ran in this iteration."""
         self.switched = False
-        """Whether the script decides when to dump."""
+        """Whether the script has used `dump_start` or `dump_stop`."""
         self.ever_armed = False
-        """Whether any iteration was armed."""
+        """Whether any iteration of the run was armed."""
         self.iterations_seen = 0
         """Iterations that ran."""
         self.iterations_armed = 0
         """Iterations that ran and were dumped, at least in part."""
         self.retired_in: int | None = None
-        """Last iteration to be dumped, once the plan's limit is reached."""
+        """Last iteration to be dumped, after the plan's limit was reached; None before."""
 
     @property
     def is_describing(self) -> bool:
-        """Whether operators are to be described now."""
+        """Whether operators are to be described for the graph now."""
         return self.armed and not self._described
 
     def begin(self, iteration: int) -> None:
@@ -66,7 +67,9 @@ class IterationState:
         self._arm()
 
     def end(self, *, ran: bool) -> bool:
-        """End the iteration; return whether it was dumped, which it was not if nothing ran."""
+        """End the iteration; return whether it was dumped. An iteration in which nothing ran was
+        not.
+        """
         if not (ran or self.active):
             return False
         self.iterations_seen += 1
@@ -75,23 +78,25 @@ class IterationState:
         return self.was_armed
 
     def set_microbatch(self, index: int) -> None:
-        """Give what the script runs from now on in this iteration the number of a micro-batch."""
+        """Assign this micro-batch number to everything that the script runs from now on in this
+        iteration.
+        """
         self.declared_pass = ForwardPass(index)
 
     def set_dumping(self, on: bool) -> None:
-        """Dump from now on, or no longer, whatever iterations the plan names."""
+        """Start or stop dumping now, whatever iterations the plan names."""
         self._switch, self.switched = on, True
         self._arm()
 
     def use_plan(self, found: IterationPlan) -> None:
-        """Use another plan from the next iteration on; called before it begins."""
+        """Use another plan from the next iteration on; called before that iteration begins."""
         self._plan = found.plan
         self._overrides_switch = found.overrides_switch
         if found.ends_switch:
             self._switch, self.switched = None, False
 
     def describe_again(self) -> None:
-        """Describe operators in the next armed iteration too, because a model was added."""
+        """Describe operators in the next armed iteration again, because a model was added."""
         self._described = False
 
     def stop_after_current(self) -> None:
@@ -99,12 +104,14 @@ class IterationState:
         self.retired_in = self.iteration
 
     def hide(self, on: bool) -> None:
-        """Dump nothing from now on in this iteration, or go on; the script's switch stays."""
+        """Suspend dumping within this iteration, or resume it; whether the script has switched
+        dumping on is not changed.
+        """
         self._is_hidden = on
         self._arm()
 
     def disable(self) -> None:
-        """Dump nothing from now on, because there is nowhere to send it."""
+        """Dump nothing from now on, because no agent takes the data."""
         self._here = self.armed = False
 
     def _arm(self) -> None:
@@ -131,7 +138,7 @@ _MAX_UNSUMMED_STALLS = 1024
 
 @dataclass(slots=True)
 class IterationBalance:
-    """Balance of one iteration so far."""
+    """Counts of selected tensors of one iteration so far."""
 
     expected: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
@@ -139,7 +146,7 @@ class IterationBalance:
 
 
 class IterationCounters:
-    """Counts of one rank; safe to use from several threads."""
+    """Counts of kept and lost tensors of one rank; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -170,12 +177,12 @@ class IterationCounters:
             self._lost[reason] += count
 
     def count_undelivered(self, count: int, reason: str) -> None:
-        """Count tensors that were submitted and never arrived."""
+        """Count tensors that were submitted but never reached the agent."""
         with self._lock:
             self._lost[reason] += count
 
     def add_stall(self, iteration: int, stall_ns: int) -> None:
-        """Add time for which the training thread was delayed."""
+        """Add nanoseconds for which the training thread was delayed."""
         with self._lock:
             self._get_balance(iteration).stall_ns += stall_ns
 
@@ -186,7 +193,9 @@ class IterationCounters:
             return tally is not None and tally.expected > 0
 
     def close_iteration(self, iteration: int, span: tuple[int, int] = (0, 0)) -> IterationEnd:
-        """Close the balance of an iteration; return it with the iteration's range of positions."""
+        """Close the balance of an iteration; return it with the range of positions of
+        its events.
+        """
         with self._lock:
             tally = self._tallies.pop(iteration, IterationBalance())
         stall_us = tally.stall_ns // 1000
@@ -200,7 +209,7 @@ class IterationCounters:
 
 
 class StallTimer:
-    """Time for which dumping delayed the job, summed over threads; no tensor takes a lock."""
+    """Time for which dumping delayed the job, summed over all threads; measuring takes no lock."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
@@ -210,11 +219,11 @@ class StallTimer:
         self._total_ns = self._unsettled_ns = self._told_ns = 0
 
     def begin(self) -> None:
-        """Start a delay of this thread."""
+        """Begin a delay of the calling thread."""
         self._since[get_ident()] = self._clock_ns()
 
     def end(self) -> None:
-        """End the delay of this thread."""
+        """End the delay of the calling thread."""
         self._ended.append(self._clock_ns() - self._since.pop(get_ident()))
         if len(self._ended) >= _MAX_UNSUMMED_STALLS:
             with self._lock:
@@ -222,7 +231,7 @@ class StallTimer:
 
     @contextmanager
     def measure_stall(self) -> Generator[None]:
-        """Measure the block as a delay of this thread."""
+        """Measure the time of the block as a delay of the calling thread."""
         self.begin()
         try:
             yield
@@ -230,7 +239,9 @@ class StallTimer:
             self.end()
 
     def total_us(self) -> int:
-        """Return the time so far, including delays that have not ended; it never decreases."""
+        """Return the total delay in microseconds, including delays that have not ended; it never
+        decreases.
+        """
         with self._lock:
             self._gather()
             since = list(self._since.values())
@@ -239,14 +250,14 @@ class StallTimer:
             return self._told_ns // 1000
 
     def take_ended_ns(self) -> int:
-        """Return the time of delays that ended since the last call."""
+        """Return the nanoseconds of delays that ended since the last call."""
         with self._lock:
             self._gather()
             settled_ns, self._unsettled_ns = self._unsettled_ns, 0
             return settled_ns
 
     def _gather(self) -> None:
-        # The list object stays the same: another thread may be about to append to it.
+        # The list object is kept: another thread may be about to append to it.
         ended = self._ended[:]
         del self._ended[: len(ended)]
         some_ns = sum(ended)

@@ -1,9 +1,9 @@
 """Metadata of a rank and its senders: events, graphs and ends of iterations in order, call stacks
-in batches, and timeouts of communication when new ones are known. Never waits for space, never
+in batches, and timeouts of communication when a new one is known. No sender waits for space or
 reads a tensor.
 
-Graphs are built from descriptions of operators, of which the first one of a name counts, and sent
-in parts that fit into messages.
+Graphs are built from descriptions of operators, of which the first one for each name counts, and
+are sent in parts that fit into messages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rankdump._transport.send_buffer import SendBuffer
 
 MAX_PART_NODES = 500
 MAX_PART_CHARACTERS = 1 << 19
-"""Limits of a part, well below the limit of a message."""
-# A loop without steps makes names of operators for ever.
+"""Maximum characters of a part of a graph, well below the size limit of a message."""
+# A training loop that never calls `step` creates new operator names without end.
 MAX_NODES = 1 << 16
 
 
 class _GraphDraft:
-    """One graph so far."""
+    """One graph, as far as it has been described."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, GraphNode] = {}
@@ -50,9 +50,9 @@ class _GraphDraft:
     def add(self, node: GraphNode) -> None:
         before = self.nodes.get(node.name)
         if self.compiled and (before is None or before.outputs or before.source):
-            # A compiled graph has the framework's own nodes, which come without outputs and source
-            # lines. So another operator is not part of it, and a node that has one of these was
-            # described already.
+            # The nodes of a compiled graph come from the framework, without outputs and source
+            # lines. An operator that is not among them is not part of the graph, and a node that
+            # has outputs or source lines was described already.
             return
         if self.compiled or before is None:
             self.nodes[node.name] = node
@@ -89,7 +89,9 @@ class GraphBuilder:
             self._graphs.setdefault(graph, _GraphDraft()).compile(nodes)
 
     def take_parts(self) -> list[GraphPart]:
-        """Return every graph that changed since the last call, whole, in parts."""
+        """Return every graph that changed since the last call; each is complete and split into
+        parts.
+        """
         with self._lock:
             changed = [(n, draft) for n, draft in self._graphs.items() if draft.has_changed]
             graphs = [
@@ -107,7 +109,9 @@ class GraphBuilder:
 
 
 def split_graph(graph: OperatorGraph) -> Iterator[GraphPart]:
-    """Yield a graph in parts that each fit into a message; a graph without nodes is one part."""
+    """Yield the parts of a graph, each of which fits into a message; a graph without nodes is one
+    part.
+    """
     named, most = graph.parameters, MAX_PART_NODES
     parameters = (named[at : at + most] for at in range(0, len(named), most))
     pieces = list(zip_longest(_split_nodes(graph.nodes), parameters, fillvalue=()))
@@ -131,7 +135,7 @@ def _split_nodes(nodes: Sequence[GraphNode]) -> Iterator[tuple[GraphNode, ...]]:
 
 
 def _count_characters(node: GraphNode) -> int:
-    """Return the approximate length of a node as text."""
+    """Return the approximate number of characters of a node as text."""
     lines = sum(len(line.file) + len(line.function) + len(line.code) for line in node.source)
     pairs = sum(len(name) + len(text) for name, text in node.attributes.items())
     return len(node.name) + len(node.op_type) + sum(map(len, node.inputs)) + lines + pairs
@@ -158,26 +162,29 @@ class MetadataSender:
         self._silent = False
 
     def disarm(self) -> None:
-        """Send nothing from now on, in a forked child; takes no lock, because it may be held."""
+        """Send nothing from now on, in a forked child; takes no lock, because another thread may
+        have held it during the fork.
+        """
         self._silent = True
 
     def send_events(self) -> None:
-        """Send the events that wait."""
+        """Send all events that wait."""
         if self._silent:
             return
-        # Taken and sent under one lock: the end of an iteration must come after its events.
+        # Events are taken and sent under one lock, because the end of an iteration must come after
+        # its events.
         with self._in_order:
             events = self._trace.take_events()
             if events is not None:
                 self._send_buffer.submit(events)
 
     def send_graphs(self) -> None:
-        """Send the graphs that changed."""
+        """Send the graphs that changed since they were last sent."""
         for part in self._graph_builder.take_parts():
             self._send_buffer.submit(part)
 
     def end_iteration(self, iteration: int, span: tuple[int, int], card: bytes = b"") -> None:
-        """Send all metadata of an iteration, then its end with the run card."""
+        """Send all metadata of an iteration, then the frame that ends it, with the run card."""
         with self._stalls.measure_stall():
             self.send_events()
             self.send_graphs()
@@ -187,7 +194,7 @@ class MetadataSender:
 
 
 MAX_STACK_CHARACTERS = 1 << 18
-"""Approximate limit to the stacks of one frame: stacks of a deep program are long."""
+"""Approximate limit of the characters of stacks in one frame: stacks of a deep program are long."""
 
 
 class CallStackSender:
@@ -206,7 +213,7 @@ class CallStackSender:
         """Calls whose stacks were dropped for lack of space."""
 
     def add(self, iteration: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Add the stack of a call."""
+        """Add the stack of a call of an operator."""
         with self._lock:
             if iteration != self._iteration:
                 self._send()
@@ -315,5 +322,5 @@ def _find_fault(name: object, seconds: object) -> str:
 def _format_value(value: object) -> str:
     try:
         return repr(value)[:MAX_NAME_CHARACTERS]
-    except Exception:  # the object's own code runs here
+    except Exception:  # the value comes from the job, and its own `__repr__` runs here
         return type(value).__name__

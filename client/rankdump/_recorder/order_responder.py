@@ -1,5 +1,5 @@
-"""Answers of a rank to orders that control its job. Called on the thread of the connection, so a
-rank whose training hangs answers as well.
+"""Answers of a rank to orders that change what its job dumps. They are made on the thread of the
+connection, so a rank whose training hangs answers too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from rankdump.errors import ConfigError
 _TIMED_STEPS = 8
 _MAX_REMEMBERED_ORDERS = 64
 NOT_ASKED = "it was not asked before which iteration it runs"
-"""Nobody waits for such a rank, or has chosen an iteration that it can begin with."""
+"""Reason of a rank that was not asked first: the coordinator neither waited for it nor chose an
+iteration that it can begin with.
+"""
 
 
 class OrderResponder:
-    """Carries out orders, each once, and says where the rank is in its job."""
+    """Applies each order once, and reports the rank's position in its job."""
 
     def __init__(
         self,
@@ -31,15 +33,15 @@ class OrderResponder:
         find_note: Callable[[PlanChange], str] = lambda change: "",
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`schedule` has the changes so far. `find_fault` returns why a plan cannot be changed,
-        `change_plan` that or the first iteration that has the change, and `find_note` what has a
-        surprising effect.
+        """`schedule` has the changes so far. `find_fault` returns why a change is impossible.
+        `change_plan` returns the first iteration that has the change, or why it is impossible.
+        `find_note` returns a remark on a change with a surprising effect.
         """
         self._schedule, self._clock_ns = schedule, clock_ns
         self._find_fault, self._change_plan = find_fault, change_plan
         self._find_note = find_note
         self._asked: dict[str, bool] = {}
-        """Orders that came as a question."""
+        """Ids of orders that asked for the rank's position."""
         self._answers: dict[str, ControlAnswer] = {}
         self._iteration = 0
         self._begun_ns = clock_ns()
@@ -53,7 +55,7 @@ class OrderResponder:
         self._iteration, self._begun_ns = iteration, now_ns
 
     def answer(self, order: ControlOrder) -> ControlAnswer:
-        """Carry out an order, or say where the rank is if it has no iteration."""
+        """Apply an order; if it names no iteration, return the rank's position instead."""
         try:
             change = make_plan_change(order.action, order.values)
         except ConfigError as error:
@@ -71,7 +73,7 @@ class OrderResponder:
 
     def _tell_position(self, order_id: str, fault: str) -> ControlAnswer:
         running_ns = self._clock_ns() - self._begun_ns
-        # Another thread may add one at any time.
+        # The list is copied, because another thread may append to it at any time.
         step_ns = min(list(self._steps_ns), default=running_ns)
         pending = self._schedule.pending
         return ControlAnswer(order_id, False, self._iteration, step_ns // 1000, fault, pending)

@@ -1,12 +1,13 @@
 """Governor of a rank's overhead: from the cost of each iteration it decides in which form the
-tensors of the next ones are kept, so that the cost stays within a share of the step. Pure: no
-clock, no disk, no network.
+tensors of the next iterations are kept, so that the cost stays within the allowed share of a step.
+Pure: no clock, no disk, no network.
 
-A level is the form of every k-th iteration, where k may be a fraction, and a cheaper form of the
-iterations between. A rank goes down by measuring the next form alone; room that a form leaves is
-used by every k-th iteration of a richer one. A level is judged by a window of whole cycles: it
-stays while the measured share is between ROOM_SHARE of the allowed one and all of it. After a level
-that was tried because there was room, and cost too much, the next trial waits twice as long.
+A level keeps every k-th iteration in one form, where k may be a fraction, and the iterations
+between in a cheaper form. When the cost is too high, the rank goes down to a level with the next
+cheaper form for all iterations. When a form leaves room, every k-th iteration is kept in a richer
+form. A level is judged over a window of whole cycles: it stays while its measured share of the step
+is between ROOM_SHARE of the allowed share and the allowed share. If a level that was tried because
+of room costs too much, the wait before the next trial is doubled.
 """
 
 from __future__ import annotations
@@ -17,73 +18,85 @@ from math import ceil, gcd
 from typing import NamedTuple
 
 MIN_WINDOW_STEPS = 4
-"""Fewest iterations that a level is judged by, after one that is not counted."""
+"""A level is judged by at least this many iterations; the first iteration of the level is not
+counted.
+"""
 ROOM_SHARE = 0.8
-"""Part of the allowed share below which there is room for more."""
+"""Fraction of the allowed share below which there is room for a richer level."""
 MAX_EVERY = 1024
 _SHORT_EVERY = 8
 _SHORT_TURNS = 4
-"""Cycles shorter than that have so many turns, so that their costs are not far apart."""
+"""Turns per cycle if a turn comes more often than in every `_SHORT_EVERY`-th iteration: several
+turns in a cycle make fractions possible, so neighbouring levels differ little in cost.
+"""
 FIRST_WAIT_STEPS = 16
 MAX_WAIT_STEPS = 1024
 _PAUSE_STEPS = 1
 _PAUSE_STEPS_AFTER_OVER = 4
-"""After a level that cost too much, the agent still has much to write."""
+"""Iterations that are not counted after a level that cost too much, because the agent is still busy
+writing what that level sent.
+"""
 _TARGET_SHARE = 0.92
-"""Part of the allowed share that a new level is meant to take."""
+"""Fraction of the allowed share that a new level is planned to use."""
 _EARLY_FACTOR = 1.5
-"""A window ends early once it has cost so many times what the whole of it may."""
+"""A window ends early when its iterations have cost this many times what the whole
+window may cost.
+"""
 _LEAST_SETTLED_EVERY = 8
-"""From here on the iterations between are so many that what the others leave behind is little."""
+"""From this cycle length on, the share measured for the iterations between is taken as their own
+cost: there are so many that what is left over from the turns hardly counts.
+"""
 _NEW_WEIGHT = 0.5
 _FORGETTING = 0.999
-"""Per iteration, for the shares of forms that the level does not use: they are tried again some
-day, because what made them dear may have ended."""
+"""Factor per iteration for the shares of the forms that the present level does not use: the forms
+are tried again some day, because the reason for their cost may have ended.
+"""
 _REFUSED_FACTOR = 1e6
-"""Share, over the allowed one, of a form that used up the budget of an iteration: it is not tried
-again for thousands of iterations."""
+"""Share, in units of the allowed share, that is noted for a form which used up the time budget of
+an iteration: the form is not tried again for thousands of iterations.
+"""
 
 
 class RecordForm(IntEnum):
-    """Form in which the tensors of an iteration are kept, the richest first."""
+    """Form in which the tensors of an iteration are kept; the richest form comes first."""
 
     FULL = 0
-    """As the plan says."""
+    """Every tensor is kept as the plan says."""
     SAMPLE = 1
-    """The first elements of each tensor."""
+    """Only the first elements of each tensor are kept."""
     STATISTICS = 2
     NOTHING = 3
-    """Events only; tensors are counted as dropped."""
+    """Only events are kept; tensors are counted as dropped."""
 
 
 class StepCost(NamedTuple):
-    """Time of one iteration on a rank."""
+    """Cost of dumping in one iteration of a rank, and the rest of the iteration's time."""
 
     cost_ns: int
-    """Time that calls of rankdump took."""
+    """Time in calls of rankdump."""
     other_ns: int
-    """The rest, which is what the step would take without them."""
+    """Rest of the iteration: the time of the step without dumping."""
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityLevel:
-    """Forms of the iterations of a level."""
+    """Fidelity level: the forms in which the iterations of a cycle are kept."""
 
     form: RecordForm
     turns: int = 1
-    """In so many iterations"""
+    """Iterations of a cycle, evenly spread, that are kept in `form`."""
     cycle: int = 1
-    """of each cycle of this length, evenly spread."""
+    """Length of a cycle in iterations."""
     between: RecordForm = RecordForm.NOTHING
-    """Of the iterations between; without meaning where there are none."""
+    """Form of the other iterations of a cycle; without meaning if the cycle has none."""
 
     @property
     def every(self) -> float:
-        """Iterations from one turn to the next, on average."""
+        """Average number of iterations from one turn, an iteration kept in `form`, to the next."""
         return self.cycle / self.turns
 
     def select_form(self, number: int) -> RecordForm:
-        """Return the form of an iteration, numbered from 0 since the level began."""
+        """Return the form of an iteration, which is numbered from 0 since the level began."""
         if self.every == 1:
             return self.form
         before = max(number - 1, 0) * self.turns // self.cycle
@@ -96,12 +109,14 @@ class FidelityLevel:
 
     @property
     def is_full(self) -> bool:
-        """Whether every iteration is kept as the plan says."""
+        """Whether all iterations are kept as the plan says."""
         return self.form is RecordForm.FULL and self.every == 1
 
 
 def make_cycle_level(form: RecordForm, every: float, between: RecordForm) -> FidelityLevel:
-    """Return the level with a form in every so-many-th iteration; a fraction is rounded up."""
+    """Return the level that keeps every `every`-th iteration in a form; a fractional `every` is
+    rounded up to a multiple of 1 / `_SHORT_TURNS`, or to an integer.
+    """
     turns = _SHORT_TURNS if every < _SHORT_EVERY else 1
     cycle = ceil(turns * every)
     if cycle <= turns:
@@ -111,7 +126,7 @@ def make_cycle_level(form: RecordForm, every: float, between: RecordForm) -> Fid
 
 
 class LevelReason(IntEnum):
-    """Why a governor goes to a level, or stays."""
+    """Why a governor changes the level, or keeps it."""
 
     STAY = 0
     OVER = 1
@@ -119,34 +134,37 @@ class LevelReason(IntEnum):
     ROOM = 2
     """The cost left room for more."""
     TIMEOUT = 3
-    """An iteration was held up for a large part of a timeout of communication."""
+    """Dumping held up an iteration for a large part of a timeout of communication."""
     LEAST = 4
-    """The cost was above the allowed share, and there is no poorer form."""
+    """The cost was above the allowed share, but the plan permits no poorer form."""
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorState:
-    """Present level of a rank, and what was measured."""
+    """Present level of a rank, and the measurements so far."""
 
     level: FidelityLevel = FidelityLevel(RecordForm.FULL)
     number: int = 0
     """Number of the running iteration since the level began."""
     pauses: int = 1
-    """Iterations that are not counted yet: the first of a run, in which torch allocates and
-    compiles, and those in which what the level before left behind is still being sent."""
+    """Coming iterations that are not counted: the first iteration of a run, in which torch
+    allocates and compiles, and those in which data of the previous level are still being sent.
+    """
     steps: int = 0
-    """Iterations of the window so far."""
+    """Number of counted iterations in the present window."""
     cost_ns: int = 0
     other_ns: int = 0
-    """Sums over the window."""
+    """Sum of the times without dumping over the window; `cost_ns` is the sum of the costs."""
     shares: tuple[float, ...] = (0.0,) * len(RecordForm)
-    """Recent cost of an iteration of each form, as a share of the step; 0 for one without any."""
+    """Recent cost of an iteration kept in each form, as a share of the step; 0 if the form was not
+    used.
+    """
     rose: bool = False
-    """The level was tried because there was room."""
+    """Whether the present level was tried because there was room."""
     waits: int = 0
     """Iterations until a richer level may be tried."""
     next_wait: int = FIRST_WAIT_STEPS
-    """Iterations to wait after the next trial that costs too much."""
+    """Iterations to wait if the next trial of a richer level costs too much."""
 
     @property
     def form(self) -> RecordForm:
@@ -155,30 +173,30 @@ class GovernorState:
 
 
 class GovernorDecision(NamedTuple):
-    """What follows from an iteration."""
+    """Decision of the governor after an iteration."""
 
     state: GovernorState
     reason: LevelReason = LevelReason.STAY
     share: float = 0.0
-    """Measured cost as a share of the step, of the level that ends."""
+    """Measured cost of the judged level as a share of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadGovernor:
-    """Limits of a rank, and the decisions that follow from them."""
+    """Limit of the overhead of a rank, and the decisions that follow from it."""
 
     allowed: float
-    """Cost over the time of the step without it."""
+    """Highest allowed cost, divided by the time of the step without dumping."""
     forms: tuple[RecordForm, ...]
     """Forms that the plan permits, the richest first."""
 
     def advance(
         self, state: GovernorState, step: StepCost, *, budget_ns: int = 0
     ) -> GovernorDecision:
-        """Return the state for the next iteration, given the cost of the one that ended.
+        """Return the decision for the next iteration, given the cost of the iteration that ended.
 
-        `budget_ns` is the longest that one iteration may be held up, by timeouts of communication;
-        0 for no limit.
+        `budget_ns` is the longest time that dumping may hold up one iteration without endangering a
+        timeout of communication; 0 means no limit.
         """
         used = state.form
         if 0 < budget_ns <= step.cost_ns:
@@ -204,7 +222,8 @@ class OverheadGovernor:
             if level.every > 1 and not self._is_base_over(state):
                 return self._turn(state, self._compute_every(state, share, base), share)
             if level.every == 1 and state.rose:
-                # It was tried because a cycle with few iterations between left room.
+                # The level was tried because the cycle before, which had few iterations in the
+                # cheaper form, left room; so go back to a short cycle.
                 every = min(2.0, self._compute_every(state, share, state.shares[level.between]))
                 cycle = make_cycle_level(level.form, every, level.between)
                 return _change_level(state, cycle, LevelReason.OVER, share)
@@ -216,13 +235,13 @@ class OverheadGovernor:
         return GovernorDecision(_restart_window(state), share=share)
 
     def _is_base_over(self, state: GovernorState) -> bool:
-        """Return whether the iterations between cost too much by themselves."""
+        """Return whether the iterations in the cheaper form cost too much by themselves."""
         is_settled = state.level.every >= _LEAST_SETTLED_EVERY
         return is_settled and state.shares[state.level.base] > self.allowed
 
     def _compute_every(self, state: GovernorState, share: float, base: float) -> float:
-        """Return the cycle that is needed, given the shares that the present one and the
-        iterations between took.
+        """Return the needed number of iterations per turn, given the share that the present level
+        took, and the share of its iterations between.
         """
         every = state.level.every
         target = _TARGET_SHARE * self.allowed
@@ -232,7 +251,7 @@ class OverheadGovernor:
         return min(most, max(least, every * (share - base) / (target - base)))
 
     def _turn(self, state: GovernorState, every: float, share: float) -> GovernorDecision:
-        """Return the decision to keep the forms of a level, with another cycle."""
+        """Return the decision to keep the two forms of the level, with another cycle length."""
         level = state.level
         is_over = share > self.allowed
         reason = LevelReason.OVER if is_over else LevelReason.ROOM
@@ -246,7 +265,9 @@ class OverheadGovernor:
     def _lower(
         self, state: GovernorState, form: RecordForm, reason: LevelReason, share: float
     ) -> GovernorDecision:
-        """Return the decision for the next poorer form than one, if there is any."""
+        """Return the decision to change to the next form that is poorer than `form`, if there is
+        one.
+        """
         level = state.level
         if level.every > 1 and form < level.between:
             return _change_level(state, FidelityLevel(level.between), reason, share)
@@ -256,7 +277,9 @@ class OverheadGovernor:
         return _change_level(state, FidelityLevel(poorer[0]), reason, share)
 
     def _raise(self, state: GovernorState, share: float) -> GovernorDecision:
-        """Return the decision to use the room that one form leaves by the cheapest richer one."""
+        """Return the decision to use the room that the present form leaves for the cheapest richer
+        form.
+        """
         form = state.level.form
         richer = [each for each in self.forms if each < form]
         room = _TARGET_SHARE * self.allowed - share
@@ -294,7 +317,9 @@ def _set_share(shares: tuple[float, ...], form: RecordForm, share: float) -> tup
 
 
 def _restart_window(state: GovernorState) -> GovernorState:
-    """Return the state with an empty window; its cycle begins anew, without a pause."""
+    """Return the state with an empty window, whose cycle begins anew without uncounted
+    iterations.
+    """
     return replace(state, number=1, steps=0, cost_ns=0, other_ns=0)
 
 

@@ -1,6 +1,6 @@
 """Composition root of the recorder: connects filter, triggers, record builder, staging buffer and
-transport of one rank, and begins and ends its iterations. Adapters use its `recorder`. Nothing
-here raises into the job; in a forked child the pipeline disarms itself.
+transport of one rank, and begins and ends its iterations. Adapters use its `recorder`. No method
+raises into the job; in a forked child the pipeline switches itself off.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ from rankdump._wire.channel import TlsCredentials
 
 
 def call_in_forked_children(method: Callable[[], None]) -> None:
-    """Call a bound method in every process forked from now on, as long as its object lives."""
+    """Call a bound method in every child process forked from now on, as long as its
+    object lives.
+    """
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -84,11 +86,11 @@ _UNOPENED_LINKS = (
     LinkState.REJECTED,
 )
 FIRST_ANSWER_TIMEOUT_S = 5.0
-"""Longest wait at the start of a job for an agent that neither answers nor rejects."""
+"""Longest wait at the start of a job for an agent that neither accepts nor rejects the rank."""
 
 
 class DumpPipeline:
-    """Pipeline of one rank from operator to agent; begins and ends iterations."""
+    """Pipeline of one rank from its operators to the agent; begins and ends iterations."""
 
     def __init__(
         self,
@@ -101,8 +103,8 @@ class DumpPipeline:
         missing: str = "",
         is_starting: Callable[[], bool] | None = None,
     ) -> None:
-        """`variables` are the environment variables that set a timeout of communication; `missing`
-        is the reason why no agent is expected; `is_starting` is that of `AgentClient`.
+        """`variables` are the environment variables that may set a timeout of communication;
+        `missing` is the reason why no agent is expected; `is_starting` is passed to `AgentClient`.
         """
         self._device, self._schedule = request.device, PlanSchedule(plan)
         self._quiet, self._in_child = plan.selection.trigger == "exception", False
@@ -111,7 +113,8 @@ class DumpPipeline:
             request, address, plan.delivery.buffer_bytes, missing=missing
         )
         self._counters, self._stalls = IterationCounters(), StallTimer()
-        # The events of one rank alone would look like a job in which all others are missing.
+        # With the trigger `exception` only ranks that raised send anything, and their events alone
+        # would look like a job in which all other ranks are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
         self._namer = RecordNamer(
@@ -126,7 +129,7 @@ class DumpPipeline:
         self._filter = RecordFilter(plan, self._namer.get_model_name, self._ranges.is_in_range)
         self._make_buffers(plan)
         self.black_box: BlackBoxRecorder | None = None
-        """The black box; None without one."""
+        """The black box of this rank; None if there is none."""
         self._make_client(plan, request, address, credentials, is_starting)
         self._make_senders(plan, request.rank, variables or {})
         self._replays, self._replayed_in = ReplayTally(), -1
@@ -135,9 +138,9 @@ class DumpPipeline:
         self.refused = False
         """Whether the agent had rejected this rank when `close` returned."""
         self.recorder = self._make_recorder(plan)
-        """Recorder for adapters."""
+        """Recorder that adapters call."""
         self.card: RunCardRecorder | None = None
-        """The run card; None where the plan has none."""
+        """The run card of this rank; None if the plan has none."""
         if plan.content.run_card:
             layouts, warn = self.recorder.declared_layouts, self._session_logger.warn_once
             self.card = RunCardRecorder(layouts, self.black_box, warn=warn)
@@ -146,7 +149,7 @@ class DumpPipeline:
     # -- wiring
 
     def _make_buffers(self, plan: DumpPlan) -> None:
-        """Make what holds tensors until they are sent."""
+        """Make the buffers that hold tensors until they are sent."""
         self._send_buffer = SendBuffer(
             on_release=lambda item: self._staging.release(item),
             on_copy_failed=self._count_failed_copy,
@@ -168,7 +171,9 @@ class DumpPipeline:
         credentials: TlsCredentials | None,
         is_starting: Callable[[], bool] | None,
     ) -> None:
-        """Make the client of the agent, the black box that it sends, and what answers orders."""
+        """Make the client of the agent, the black box whose steps it sends, and the responder to
+        orders.
+        """
         settings, outbox = plan.black_box, None
         if settings.steps:
             outbox = StepOutbox(settings.steps, settings.tensor_bytes)
@@ -203,7 +208,7 @@ class DumpPipeline:
         )
 
     def _make_senders(self, plan: DumpPlan, rank: int, variables: Mapping[str, str]) -> None:
-        """Make what builds records and metadata, and sends them."""
+        """Make the parts that build and send records and metadata."""
         self._metadata_sender = MetadataSender(
             trace=self._trace,
             graph_builder=self._graph_builder,
@@ -317,7 +322,9 @@ class DumpPipeline:
             self.card.begin_step()
 
     def end_iteration(self, *, ran: bool) -> None:
-        """Declare the running iteration over; one in which nothing ran is not declared."""
+        """Declare that the running iteration has ended; an iteration in which nothing ran is not
+        declared.
+        """
         if self._in_child:
             return
         iteration = self._iteration_state.iteration
@@ -328,7 +335,7 @@ class DumpPipeline:
             self.black_box.end_step(ran=ran)
         if self._overhead is not None:
             dumped = self._iteration_state.was_armed and (ran or self.has_run)
-            dumped = dumped and self._replayed_in != iteration  # its hooks took time as well
+            dumped = dumped and self._replayed_in != iteration  # hooks of the replay took time
             self._overhead.end_iteration(iteration, dumped=dumped)
         if not self._iteration_state.end(ran=ran):
             return
@@ -343,7 +350,7 @@ class DumpPipeline:
         self._iteration_state.set_microbatch(index)
 
     def set_dumping(self, on: bool) -> None:
-        """Dump from now on, or no longer, whatever iterations the plan names."""
+        """Start or stop dumping now, whatever iterations the plan names."""
         self._iteration_state.set_dumping(on)
         self._ranges.restart()
         if not on:
@@ -351,7 +358,7 @@ class DumpPipeline:
 
     @contextmanager
     def hide(self) -> Generator[None]:
-        """Dump nothing in the block, which repeats a part of the iteration."""
+        """Dump nothing in the block, which repeats a part of the running iteration."""
         self._iteration_state.hide(True)
         try:
             yield
@@ -359,7 +366,7 @@ class DumpPipeline:
             self._iteration_state.hide(False)
 
     def add_replay(self, report: ReplayReport) -> None:
-        """Keep what became of a step that was run two times: in the card, the log and the notes."""
+        """Add the result of a step that was run twice to the run card, the log and the notes."""
         self._replays.add(report)
         self._replayed_in = self._iteration_state.iteration
         if report.is_deterministic is False or report.skipped:
@@ -368,10 +375,11 @@ class DumpPipeline:
             self.card.note({"replay.differing": report.differing})
 
     def change_plan(self, change: PlanChange, begin: int, *, iterations: int = 0) -> int | str:
-        """Change the plan from an iteration on, for so many iterations or for good.
+        """Change the plan from an iteration on, for a number of iterations or for good.
 
-        From any thread. Return the first iteration that has the change, a later one if that runs,
-        or why the plan cannot be changed.
+        May be called from any thread. Return the first iteration that has the change, which is a
+        later one than `begin` if that iteration runs already; or return why the plan cannot be
+        changed.
         """
         fault = self._find_change_fault(change)
         return fault or self._schedule.add(change, begin, iterations)
@@ -379,7 +387,9 @@ class DumpPipeline:
     def _dump_operators(
         self, operators: OperatorSelection, begin: int, iterations: int
     ) -> int | str:
-        """Keep the tensors of operators for some iterations, beside those of the plan."""
+        """Keep the tensors of these operators for some iterations, in addition to those of the
+        plan.
+        """
         plan = self._schedule.find_latest()
         joined = join_operators(plan.selection, operators)
         if isinstance(joined, str):
@@ -394,7 +404,7 @@ class DumpPipeline:
         return find_change_fault(self._schedule.find_latest(), change, self._device)
 
     def _find_change_note(self, change: PlanChange) -> str:
-        """Return which of the chosen operators the rank has not seen, a clause."""
+        """Return a clause about the chosen operators that the rank has not seen yet."""
         if change.operators is None:
             return ""
         names = self._namer.op_names | self._filter.op_names
@@ -403,7 +413,9 @@ class DumpPipeline:
         return describe_unmatched(change.operators, names)
 
     def _use_plan_of(self, iteration: int) -> None:
-        """Let all parts follow the plan of an iteration, after everything before it was sent."""
+        """Let all parts use the plan of an iteration, after everything of the iteration before was
+        sent.
+        """
         before = self._schedule.plan
         found = self._schedule.begin_iteration(iteration)
         self._iteration_state.use_plan(found)
@@ -439,7 +451,7 @@ class DumpPipeline:
     def close(self, *, raised: bool = False) -> None:
         """End the session: deliver buffered data, and log what was lost.
 
-        `raised` states that an error ends it, in the running iteration.
+        `raised` states that an error ends the session during the running iteration.
         """
         if self._in_child:
             return
@@ -480,7 +492,7 @@ class DumpPipeline:
         if left:
             self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)
         losses = self._counters.losses_by_reason
-        # Without a session no agent has taken any of them.
+        # If no session was ever opened, no agent has taken any tensor.
         is_opened = self._client.link not in _UNOPENED_LINKS
         self.undelivered = losses.get(NOT_TAKEN_BY_AGENT, 0) if is_opened else self.lost_tensors
         self._session_logger.log_summary(summary.warnings, summary.remarks)
@@ -491,7 +503,7 @@ class DumpPipeline:
         self._session_logger.close()
 
     def _flush(self) -> None:
-        """Send the items that waited for the end of the iteration."""
+        """Send the rows and stacks that waited for the end of the iteration."""
         self._record_sender.flush()
         if self._stack_sender is not None:
             self._stack_sender.flush()
@@ -508,18 +520,20 @@ class DumpPipeline:
             self.black_box.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
-        # The mapping is shared with the parent, whose journal it is.
+        # The mapped journal is shared with the parent process, and belongs to it.
         self._trace.use_journal(None)
         self._client.disarm()
 
     def _count_failed_copy(self, head: RecordHead) -> None:
-        # The agent counts it for its iteration: the record's number is already assigned.
+        # The record's sequence number is already assigned, so the agent counts the loss in the
+        # balance of its iteration.
         self._counters.count_undelivered(1, COPY_FAILED)
         self._session_logger.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
     def _link_changed(self, link: LinkState, reason: str) -> None:
         if link is LinkState.REJECTED and self._client.was_opened:
-            # Part of the dump is in the tree, so what is missing there has to be counted.
+            # A part of the dump is already in the tree, so the tensors missing from now on must be
+            # counted.
             self._record_builder.lose_further(REJECTED_BY_AGENT)
             iteration = self._iteration_state.iteration
             reason = f"{reason}; its tensors are counted as lost, from iteration {iteration} on"
@@ -532,7 +546,9 @@ class DumpPipeline:
             self.black_box.answer_freeze(notice)
 
     def _send_pending(self) -> None:
-        """Send what no tensor has taken along, on the thread of the connection."""
+        """Send events, graphs and progress that no tensor has taken along, on the thread of the
+        connection.
+        """
         self._metadata_sender.send_events()
         if self.black_box is not None:
             self.black_box.report_progress()

@@ -20,14 +20,15 @@ from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCal
 from rankdump._transport.send_buffer import WaitPolicy
 
 SAMPLE_ELEMENTS = 1024
-"""Elements of a tensor of which only the first are kept."""
+"""Number of elements that are kept of a tensor in the form `SAMPLE`."""
 ROW_BYTES = 128
-"""Approximate bytes of a row of statistics: its text and its part of the frame, without a
-fingerprint."""
+"""Approximate bytes of a row of statistics: its text and its share of the frame, without a
+fingerprint.
+"""
 
 
 def find_change_fault(plan: DumpPlan, change: PlanChange, device: int) -> str:
-    """Return why a plan cannot be changed so on a device; empty when it can."""
+    """Return why this change of a plan is impossible on a device; empty if it is possible."""
     device_verdict = decide_device(plan, device)
     if not device_verdict.accepted:
         return device_verdict.reason
@@ -37,9 +38,10 @@ def find_change_fault(plan: DumpPlan, change: PlanChange, device: int) -> str:
 
 
 def join_operators(selection: TensorSelection, more: OperatorSelection) -> OperatorSelection | str:
-    """Return what a plan selects with more operators, or why that cannot be joined.
+    """Return the operators that a plan selects together with more operators, or why they cannot be
+    joined.
 
-    A plan that selects no iteration selects nothing of its own.
+    If the plan selects no iteration, the result is the additional operators alone.
     """
     own = selection.operators
     if selection.iterations.spans == () or more.everything:
@@ -72,7 +74,8 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
         return None
     items = select_table_items(content.statistics, select_profile(plan))
     on_device = content.on_device and is_statistics_only(plan)
-    # Statistics that are to save time must not copy whole tensors from a device.
+    # Statistics replace records in order to save time, so they must not copy whole tensors from a
+    # device.
     on_device = on_device or (governed and set(items) <= {*DEVICE_STATISTICS})
     exact = select_layout(plan).api_files is not None
     return StatisticsCalculator(
@@ -90,15 +93,15 @@ def is_statistics_only(plan: DumpPlan) -> bool:
 
 
 def is_governed(plan: DumpPlan) -> bool:
-    """Return whether a plan limits the overhead; one that waits for a failure does not."""
+    """Return whether a plan limits the overhead; a plan with a trigger for failures does not."""
     return plan.delivery.max_step_overhead > 0 and plan.selection.trigger == "always"
 
 
 def list_record_forms(plan: DumpPlan) -> tuple[RecordForm, ...]:
     """Return the forms in which tensors of a plan may be kept, the richest first.
 
-    A `bin` file and a table beside the elements have no place that says that elements are missing.
-    A strict plan loses nothing.
+    `SAMPLE` is left out for `bin` files and for tables beside the elements, which cannot say that
+    elements are missing; `NOTHING` is left out for a strict plan, which may lose nothing.
     """
     forms = [RecordForm.FULL]
     if plan.content.saved == "tensor" and plan.output.file_format == "npy":
@@ -109,35 +112,41 @@ def list_record_forms(plan: DumpPlan) -> tuple[RecordForm, ...]:
 
 
 def compute_batch_rows(plan: DumpPlan) -> int:
-    """Return how many rows may wait before they are sent: half of what the buffer holds.
+    """Return how many rows of statistics may wait before they are sent: half of the rows that the
+    buffer holds.
 
-    Fewer rows wait for the end of an iteration: they are then computed and sent together, and no
-    thread of rankdump runs in the middle of a step.
+    A smaller number of rows waits for the end of the iteration: rows are then computed and sent
+    together, and no thread of rankdump runs in the middle of a step.
     """
     row_bytes = ROW_BYTES + FINGERPRINT_BYTES * plan.content.fingerprints
     return max(1, min(MAX_WAITING_ROWS, compute_row_buffer_bytes(plan) // (2 * row_bytes)))
 
 
 def compute_row_buffer_bytes(plan: DumpPlan) -> int:
-    """Return the budget of rows: beside records a small share, which records never take."""
+    """Return the budget in bytes of rows of statistics: if the plan keeps records too, a small
+    share that records never use.
+    """
     limit = plan.delivery.buffer_bytes
     return limit if is_statistics_only(plan) else limit // 16
 
 
 def is_shared_memory_wanted(plan: DumpPlan, address: str) -> bool:
-    """Return whether to request shared memory: only an agent on this host has any."""
+    """Return whether to request shared memory, which only an agent on this host can offer."""
     return plan.delivery.shared_memory and address.startswith("unix:")
 
 
 def is_copied_directly(plan: DumpPlan) -> bool:
-    """Return whether a tensor is read only once it is known to be kept, so one copy is enough."""
+    """Return whether a tensor is read only when it is known to be kept, so that one
+    copy is enough.
+    """
     return plan.selection.trigger == "always"
 
 
 def make_wait_policy(plan: DumpPlan) -> WaitPolicy:
-    """Return how long a tensor may wait for space, which only a blocking plan allows."""
+    """Return how long a tensor may wait for space; only a plan that blocks allows any wait."""
     if plan.delivery.on_full != "block":
         return WaitPolicy()
-    # Otherwise the buffer is full of items that only the waiting thread itself could release.
+    # If the buffer holds items that only the waiting thread itself could release, waiting would
+    # never end.
     holds_back = not is_copied_directly(plan) or is_statistics_only(plan)
     return WaitPolicy(plan.delivery.block_timeout_s, only_behind_tensors=holds_back)

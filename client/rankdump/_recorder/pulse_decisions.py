@@ -2,8 +2,7 @@
 spend on fingerprints and on copies of tensors in full, whether a norm has jumped, and which watch
 rules a tensor matches. Pure: no clock, no disk, no network.
 
-Which rules hold for a tensor is found once for each kind of tensor, and a tensor without a rule
-costs one look-up.
+The rules of a tensor are found once for its kind, and a tensor without a rule costs one look-up.
 """
 
 from __future__ import annotations
@@ -34,29 +33,34 @@ from rankdump._kernels.kernel_functions import FoundMoments
 
 MAX_STRIDE = 1024
 MAX_PACE = 4
-"""Of so many steps one measures a tensor at least; fewer would find a fault too late."""
+"""At least one of this many steps measures a tensor; with fewer, a fault would be found
+too late.
+"""
 _ROOM_SHARE = 0.5
-"""Part of the allowed share below which more is measured."""
+"""Fraction of the allowed share below which the stride is lowered."""
 _TARGET_SHARE = 0.8
 
 HISTORY_STEPS = 64
-"""Earlier norms that a jump is judged by, at most."""
+"""Maximum number of earlier norms that a new norm is compared with."""
 MIN_HISTORY = 12
-"""Fewest of them."""
+"""A norm is judged only after at least this many earlier norms."""
 
 
 class StrideDecision(NamedTuple):
-    """Stride of the next steps: one of so many parts of the modules is measured in each."""
+    """Stride of the next steps: the number of parts of the modules, of which each step measures
+    one.
+    """
 
     stride: int
     is_over: bool = False
-    """Whether measuring takes more than is allowed, and the stride cannot be higher."""
+    """Whether measuring takes more than the allowed share although the stride cannot be raised."""
 
 
 def choose_stride(
     stride: int, share: float, allowed: float, most: int = MAX_STRIDE
 ) -> StrideDecision:
-    """Return the stride, at most `most`, after steps of which measuring took a share.
+    """Return the next stride, at most `most`, after steps in which measuring took `share` of the
+    time.
 
     >>> choose_stride(1, 0.05, 0.01)
     StrideDecision(stride=7, is_over=False)
@@ -74,9 +78,9 @@ def choose_stride(
 
 
 def choose_part(iteration: int, stride: int, tensors: int) -> int:
-    """Return which part of a model of so many tensors a step measures: each `stride`-th one from
-    there on. A part behind all tensors is empty: with more parts than tensors, some steps between
-    those that measure one measure none.
+    """Return which part of a model with `tensors` tensors a step measures: the tensor with that
+    number and every `stride`-th tensor after it. If there are more parts than tensors, the last
+    part is empty, and some steps between those that measure a tensor measure none.
 
     >>> [choose_part(iteration, 4, 2) for iteration in range(6)]
     [0, 3, 1, 3, 0, 3]
@@ -88,7 +92,7 @@ def choose_part(iteration: int, stride: int, tensors: int) -> int:
 
 
 def has_jumped(earlier: Sequence[float], norm: float) -> bool:
-    """Return whether a finite norm is far above all that is usual among the earlier ones.
+    """Return whether a finite norm is far above the usual values of the earlier norms.
 
     >>> has_jumped([1.0, 1.1, 0.9] * 4, 50.0), has_jumped([1.0, 1.1, 0.9] * 4, 3.0)
     (True, False)
@@ -97,25 +101,29 @@ def has_jumped(earlier: Sequence[float], norm: float) -> bool:
 
 
 _SAVED_STEPS = 4
-"""Steps whose share may be saved up: a larger tensor would delay a step too much."""
+"""Maximum number of steps whose unused share is saved: spending more at once would delay one step
+too much.
+"""
 _FIRST_RATE_NS = 2.0
-"""Of a byte, until the first fingerprint was computed."""
+"""Assumed nanoseconds per byte of a fingerprint, until the first fingerprint has been measured."""
 _RATE_WEIGHT = 0.25
-"""Of the latest fingerprint in the time of a byte."""
+"""Weight of the latest measurement in the moving average of nanoseconds per byte."""
 _MIN_RATED_BYTES = 1 << 12
-"""A smaller tensor says little of the time of a byte."""
+"""Minimum size of a tensor whose time enters that average; for smaller tensors the fixed cost
+dominates.
+"""
 _TENSOR_NS = 10_000
-"""Of a fingerprint, or of a copy, however small its tensor is."""
+"""Fixed cost in nanoseconds of one fingerprint or copy, however small the tensor is."""
 _FIRST_COPY_RATE_NS = 0.5
 _SEND_RATE_NS = 1.0
-"""Of a byte of a copy, on the thread that sends it beside the training thread."""
+"""Nanoseconds per byte of a copy that the sending thread takes beside the training thread."""
 
 
 class TurnCredit:
-    """What a rank may spend on fingerprints and copies now.
+    """Time that a rank may spend on fingerprints and copies now.
 
-    Of the share of a step that the black box may take, pulses come first, and what they leave is
-    saved up for tensors whose turn comes.
+    The black box has a share of each step. Pulses are paid first; the rest of the share is saved
+    for the fingerprints and copies of the tensors whose turn comes.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -125,27 +133,33 @@ class TurnCredit:
         self._rate_ns, self._copy_rate_ns = _FIRST_RATE_NS, _FIRST_COPY_RATE_NS
 
     def can_afford(self, spending: TurnSpending) -> bool:
-        """Return whether these fingerprints and copies may be made now, together."""
+        """Return whether these fingerprints and copies together may be made now."""
         return self._estimate_ns(spending) <= self._credit_ns
 
     def is_too_much(self, spending: TurnSpending) -> bool:
-        """Return whether they can never be afforded in one step."""
+        """Return whether these fingerprints and copies together can never be afforded
+        in one step.
+        """
         return self._estimate_ns(spending) > self._most_ns
 
     def spend_fingerprint(self, byte_count: int, spent_ns: int) -> None:
-        """Take the time of a fingerprint off."""
+        """Subtract the time of a fingerprint, and update the average time per byte."""
         self._credit_ns -= spent_ns
         if byte_count >= _MIN_RATED_BYTES:
             self._rate_ns += _RATE_WEIGHT * (spent_ns / byte_count - self._rate_ns)
 
     def spend_copy(self, byte_count: int, spent_ns: int) -> None:
-        """Take the time of a copy off, and of sending it."""
+        """Subtract the time of a copy and the time of sending it, and update the average time per
+        byte.
+        """
         self._credit_ns -= spent_ns + _SEND_RATE_NS * byte_count
         if byte_count >= _MIN_RATED_BYTES:
             self._copy_rate_ns += _RATE_WEIGHT * (spent_ns / byte_count - self._copy_rate_ns)
 
     def end_step(self, step_ns: int, pulses_ns: int) -> None:
-        """Add what a step has left: `step_ns` without the black box, of which pulses took some."""
+        """Add the unused share of a step that took `step_ns` without the black box, and `pulses_ns`
+        for pulses.
+        """
         self._most_ns = _SAVED_STEPS * self._allowed * step_ns
         left_ns = self._credit_ns + self._allowed * step_ns - pulses_ns
         self._credit_ns = min(max(left_ns, -self._most_ns), self._most_ns)
@@ -160,41 +174,42 @@ class TurnCredit:
 
 
 MAX_WATCHED_TENSORS = 1 << 14
-"""Most tensors of a rank for which rules hold: each keeps its history."""
+"""Maximum number of tensors of a rank with watch rules: each of them keeps a history."""
 
 
 class RuleMatch(NamedTuple):
-    """A rule that was met."""
+    """A watch rule whose condition a tensor has met."""
 
     rule: WatchRule
     number: int
-    """Of the rule."""
+    """Number of the rule in the plan."""
     kind: TensorKind
     iteration: int
     text: str
-    """A sentence, which does not name the tensor."""
+    """Sentence about the match, without the tensor's name."""
 
     def describe(self) -> str:
-        """Return the sentence with the tensor."""
+        """Return the sentence about the match, with the tensor's name."""
         kind = self.kind
         return f"{self.text} ({kind.side.value} {kind.slot} of {kind.op_name})"
 
 
 class WatchedTensor:
-    """One rule on one tensor, with what it was before."""
+    """One watch rule applied to one tensor, with the history of earlier pulses."""
 
     def __init__(self, rule: WatchRule, number: int, kind: TensorKind) -> None:
         self._rule, self.number, self.kind = rule, number, kind
         self._condition = _CONDITIONS[rule.when](rule)
         least = MIN_UNCHANGED_STEPS if rule.when == "unchanged" else 1
-        # An unchanged pulse is one of two steps.
+        # Two equal pulses take two steps, so the condition `unchanged` is met first in the second
+        # step.
         self._needed = max(rule.steps, least) - least + 1
         self._measured_in = self._measured_before = self._met_in = -1
         self._met_steps = 0
 
     def judge(self, iteration: int, moments: FoundMoments) -> RuleMatch | None:
-        """Return the match if the condition is met, in so many steps in a row now as the rule
-        wants. Of several pulses in a step, one that meets it is enough.
+        """Return the match if the condition has now been met in the number of consecutive steps
+        that the rule requires. If a step has several pulses, one of them is enough.
         """
         is_first = iteration != self._measured_in
         if is_first:
@@ -213,18 +228,18 @@ class WatchedTensor:
 
 
 class RuleWatch:
-    """The rules of a plan on all tensors of a rank."""
+    """The watch rules of a plan, applied to all tensors of a rank."""
 
     def __init__(self, rules: Sequence[WatchRule]) -> None:
         self._rules = rules
         self.tensors: dict[int, list[WatchedTensor]] = {}
-        """By the number of the kind; tensors without a rule are not among them."""
+        """Watched tensors by the number of their kind; tensors without a rule are left out."""
         self._unmatched = dict(enumerate(rules))
         self.is_full = False
-        """Whether there are more tensors than are watched."""
+        """Whether some tensors with a rule are not watched because there are too many."""
 
     def add_tensor(self, number: int, kind: TensorKind) -> None:
-        """Find the rules that hold for the kind of that number."""
+        """Find the rules that match the tensors of this kind, and note them under its number."""
         found = [
             (place, rule)
             for place, rule in enumerate(self._rules)
@@ -239,16 +254,16 @@ class RuleWatch:
             self._unmatched.pop(place, None)
 
     def names_operator(self, op_type: str, op_name: str) -> bool:
-        """Return whether a rule names an operator, which is then measured in every step."""
+        """Return whether any rule names an operator, which is then measured in every step."""
         return any(names_operator(rule, op_type, op_name) for rule in self._rules)
 
     def judge(self, number: int, iteration: int, moments: FoundMoments) -> list[RuleMatch]:
-        """Return the rules that a pulse of the kind of that number meets."""
+        """Return the matches of a pulse whose kind has this number."""
         found = (each.judge(iteration, moments) for each in self.tensors.get(number, ()))
         return [match for match in found if match is not None]
 
     def select_operators(self, rule: int) -> OperatorSelection:
-        """Return the operators of the tensors that a rule holds for: all, if it names none."""
+        """Return the operators that a rule names; all operators if it names none."""
         if not self._rules[rule].operators:
             return OperatorSelection()
         names = [
@@ -260,7 +275,7 @@ class RuleWatch:
         return OperatorSelection(everything=False, names=tuple(dict.fromkeys(names)))
 
     def list_unmatched(self) -> list[str]:
-        """Return a sentence for each rule that holds for no tensor that was measured."""
+        """Return a sentence for each rule that matches no tensor that was measured."""
         return [
             f"{describe_rule(rule, place)} matched nothing: the black box measured no tensor of "
             f"the operators {', '.join(rule.operators)}"
@@ -292,9 +307,9 @@ class _PulseCondition(ABC):
 
     @abstractmethod
     def find(self, moments: FoundMoments, *, is_first: bool) -> str:
-        """Return what a pulse has, if the condition is met; else an empty text.
+        """Return a description of the pulse if it meets the condition, else an empty text.
 
-        `is_first` says that it is the first pulse of the tensor in its step.
+        `is_first` says that it is the tensor's first pulse in the step.
         """
 
 

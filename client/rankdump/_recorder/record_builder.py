@@ -1,9 +1,10 @@
-"""Records of a rank: an observed tensor is named, stamped and staged, and becomes a record, a row
-of statistics, or a loss with its reason, which is counted and submitted at once or in batches.
+"""Builder and sender of a rank's records: an observed tensor is named, stamped and staged, and
+becomes a record, a row of statistics, or a loss with a reason, which is counted and sent at once or
+in batches.
 
-Every attempt ends in exactly one item; building never raises. Staging makes one copy into memory
-that outlives the step, either the agent's shared memory or the heap under a byte budget. It never
-compresses, and never waits longer than the plan allows.
+Every observation ends in exactly one of these items; building an item never raises. Staging makes
+one copy into memory that outlives the step, either the agent's shared memory or the heap under a
+byte budget. It never compresses, and never waits longer than the plan allows.
 """
 
 from __future__ import annotations
@@ -57,27 +58,30 @@ from rankdump._wire.session_messages import remember_kind
 _logger = logging.getLogger(__name__)
 
 _MAX_REMEMBERED_NAMES = 1 << 14
-"""Limit for a loop without steps: every call number makes a name."""
+"""Limit for a training loop that never calls `step`, in which every call number makes a
+new name.
+"""
 
 
 class TimestampAllocator:
-    """Allocates times that name files and sort rows; safe to use from several threads.
+    """Allocates time stamps that name files and sort rows; safe to use from several threads.
 
-    Each is later than all before, unless all tensors of a call share the time of the first one.
+    Each time stamp is later than all before it, unless all tensors of a call share the time of the
+    first one.
     """
 
     def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
         self._clock_us = clock_us
         self.shared = shared
-        """Whether tensors of a call share the time of the first one."""
+        """Whether all tensors of a call share the time of its first tensor."""
         self._lock = threading.Lock()
         self._last_us = 0
         self._iteration = -1
         self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
-        """Time of each call of the running iteration, and the tensors that have it."""
+        """For each call of the running iteration its time stamp, and the tensors that have it."""
 
     def allocate(self, kind: TensorKind, iteration: int) -> int:
-        """Return the time stamp of a tensor of that kind, in us since the epoch."""
+        """Return the time stamp of a tensor of this kind in microseconds since the epoch."""
         with self._lock:
             if not self.shared:
                 return self._next_us()
@@ -87,14 +91,17 @@ class TimestampAllocator:
             call = kind.graph, kind.op_name
             place = -kind.slot - 1 if kind.side is TensorSide.OUTPUT else kind.slot
             known = self._calls.get(call)
-            # A tensor that came before belongs to another call.
+            # If the call already had this tensor, the tensor belongs to a new call of the same
+            # name.
             if known is None or place in known[1]:
                 known = self._calls[call] = self._next_us(), set[int]()
             known[1].add(place)
             return known[0]
 
     def end_call(self, graph: int, op_name: str) -> None:
-        """End a forward call; a backward's end is ignored, for it may be reported too early."""
+        """End a forward call. The end of a backward is ignored, because it may be reported too
+        early.
+        """
         if not op_name.startswith(GRADIENTS_PREFIX):
             with self._lock:
                 self._calls.pop((graph, op_name), None)
@@ -107,11 +114,11 @@ class TimestampAllocator:
 
 _KindPlace: TypeAlias = "tuple[int, str, TensorSide, int, ForwardPass]"
 _KindDetails: TypeAlias = "tuple[str, str, bool, str, tuple[int, ...], TensorLayout | None]"
-"""What may differ between tensors of one place."""
+"""Properties of a kind that may differ between tensors of the same operator, side and slot."""
 
 
 class RecordNamer:
-    """Names tensors of one rank; safe to use from several threads."""
+    """Finds the kind and the head of each tensor of one rank; safe to use from several threads."""
 
     def __init__(
         self,
@@ -121,27 +128,31 @@ class RecordNamer:
         clock_us: Callable[[], int],
         layout: Layout = DEFAULT_LAYOUT,
     ) -> None:
-        """`net_name` is the plan's; if set, it is used instead of the names of models."""
+        """`net_name` is the network name of the plan; if it is set, it replaces the names of
+        models.
+        """
         self._rank = rank
         self._net_name = net_name
         self._unknown_id = layout.unknown_id
         self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
         self.needs_call_ends = layout.shares_timestamps
-        """Whether tensors of a call share a time, so that its end has to be known."""
-        # In an API dump each call has its own name, so no name repeats.
+        """Whether tensors of a call share a time stamp, so that the end of the call must be
+        reported.
+        """
+        # In an API dump each call has its own name, so kinds need not be remembered.
         self._remembers = layout.api_files is None
         self.stamp = self._stamps.allocate
-        """Returns the time in us that names the file of a tensor, or sorts its row."""
+        """Returns the time stamp, in microseconds, that names a tensor's file or sorts its row."""
         self._models: dict[int, str] = {}
         self._kinds: dict[_KindPlace, tuple[_KindDetails, TensorKind]] = {}
 
     @property
     def op_names(self) -> set[str]:
-        """Names of the operators of its kinds; called from any thread."""
+        """Names of the operators that had a tensor so far; called from any thread."""
         return {place[1] for place in list(self._kinds)}
 
     def name_model(self, graph: int, name: str) -> None:
-        """Set the name of a graph's model; kinds with the old name are forgotten."""
+        """Set the name of a graph's model, and forget the kinds that have its old name."""
         self._models[graph] = name
         self._kinds.clear()
 
@@ -150,9 +161,9 @@ class RecordNamer:
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
     def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
-        """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
+        """Return the kind of the observed tensor; `source` reads the tensor or a sample of it.
 
-        The same object is returned while type and shape stay the same, if names repeat.
+        If names repeat, the same object is returned while type and shape stay the same.
         """
         if not self._remembers:
             return self._make_kind(observation, source)
@@ -167,16 +178,16 @@ class RecordNamer:
         return remember(self._kinds, place, (details, kind), _MAX_REMEMBERED_NAMES)[1]
 
     def end_call(self, graph: int, op_name: str) -> None:
-        """End a call: the next one of its name gets a new time."""
+        """End a call: the next call of the same name gets a new time stamp."""
         if self.needs_call_ends:
             self._stamps.end_call(graph, op_name)
 
     def make_head(
         self, kind: TensorKind, *, iteration: int, switched_on: bool = False
     ) -> RecordHead:
-        """Return the head of a record of that kind, stamped now."""
+        """Return the head of a record of this kind, with the present time."""
         stamp_us, unknown = self.stamp(kind, iteration), self._unknown_id
-        # As `RecordHead(...)`, in a third of the time: there is one for each tensor.
+        # This equals `RecordHead(...)` in a third of the time: every tensor needs a head.
         fields = kind, iteration, stamp_us, self._rank, unknown, unknown, switched_on
         return tuple.__new__(RecordHead, fields)
 
@@ -185,46 +196,50 @@ class RecordNamer:
         model = self._net_name or self._models.get(graph, UNNAMED_MODEL)
         elements = source.dtype, tuple(source.shape), source.byte_count
         place = graph, op_type, op_name, side, slot
-        # As `TensorKind(...)`, in a third of the time: an API dump has one for each tensor.
+        # This equals `TensorKind(...)` in a third of the time: in an API dump every tensor has a
+        # kind of its own.
         fields = (*place, *elements, argument, constant, model, source.layout, *forward)
         return tuple.__new__(TensorKind, fields)
 
 
 MIN_RECORD_BYTES = 512
-"""Approximate bytes of a record without elements; smaller records are charged this much."""
+"""Least bytes that a record is charged: the approximate size of one without elements."""
 CALL_BYTES = 256
 """Approximate bytes of a call with its stack; a repeated stack is sent once."""
 
 
 class StagingBudget:
-    """Budget of bytes held at once; an item larger than the limit is admitted alone."""
+    """Budget of bytes that may be held at once; an item larger than the limit is admitted alone."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        """Bytes held now."""
+        """Number of bytes that are held now."""
         self._freed = threading.Condition()
 
     def resize(self, limit_bytes: int) -> None:
-        """Set another limit; what is held above it stays held."""
+        """Set another limit; bytes held above the new limit stay held."""
         with self._freed:
             self._limit_bytes = limit_bytes
             self._freed.notify_all()
 
     def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
-        """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
+        """Hold the bytes, and wait for space while time remains; return False if there was none in
+        time.
+        """
         with self._freed:
             while self.held_bytes and self.held_bytes + byte_count > self._limit_bytes:
                 left_s = compute_remaining_s()
                 if left_s <= 0:
                     return False
-                # The remaining time is extended whenever the agent makes progress.
+                # The wait is at most a second at a time, because the remaining time is extended
+                # whenever the agent makes progress.
                 self._freed.wait(min(left_s, 1.0))
             self.held_bytes += byte_count
             return True
 
     def release(self, byte_count: int) -> None:
-        """Release bytes, and wake waiting threads."""
+        """Release held bytes, and wake the threads that wait for space."""
         with self._freed:
             self.held_bytes -= byte_count
             self._freed.notify_all()
@@ -243,7 +258,8 @@ class StagingBuffer:
     ) -> None:
         """`copies_directly` permits copies into shared memory.
 
-        Rows have their own budget, so that they are sent even if records have used all of theirs.
+        Rows of statistics have their own budget, so that they are sent even if records have used up
+        theirs.
         """
         self._send_buffer = send_buffer
         self._records = records
@@ -251,13 +267,14 @@ class StagingBuffer:
         self._copies_directly = copies_directly
 
     def resize_rows(self, limit_bytes: int) -> None:
-        """Set another budget of rows."""
+        """Set another limit of the budget of rows."""
         self._rows.resize(limit_bytes)
 
     def keep(self, head: RecordHead, source: TensorSource) -> RecordHead | StagedRecord | None:
-        """Copy a record's elements once; None if there is no space for them.
+        """Copy the elements of a record once; return None if there is no space.
 
-        A head is returned if its elements are in shared memory, so that nothing is left to send.
+        The head alone is returned if the elements are in shared memory, because nothing is left to
+        send then.
         """
         if self._copies_directly:
             result = self._send_buffer.place_record(head, source)
@@ -277,16 +294,18 @@ class StagingBuffer:
         return StagedRecord(head, data)
 
     def admit(self, rows: StatisticRows) -> bool:
-        """Reserve space for rows until `release`; False if there is none in time."""
+        """Reserve space for rows until `release`; return False if there was no space in time."""
         charge = _compute_row_charge(rows)
         return self._rows.acquire(charge, self._send_buffer.compute_remaining_wait_s)
 
     def admit_at_once(self, stacks: CallStacks) -> bool:
-        """Reserve space for call stacks until `release`; False if there is none now."""
+        """Reserve space for call stacks until `release`, without waiting; return False if there is
+        none.
+        """
         return self._rows.acquire(len(stacks.calls) * CALL_BYTES, lambda: 0.0)
 
     def release(self, item: StagedRecord | StatisticRows | CallStacks) -> None:
-        """Release the space of an item that was sent."""
+        """Release the reserved space of an item that was sent."""
         if isinstance(item, StatisticRows):
             self._rows.release(_compute_row_charge(item))
         elif isinstance(item, CallStacks):
@@ -308,11 +327,13 @@ UNSUPPORTED_DTYPE = "unsupported_dtype"
 
 
 BuildResult: TypeAlias = "RecordHead | StagedRecord | TensorStatisticsRow | LostTensor"
-"""Result of an observation; a head alone is of a record in shared memory."""
+"""Result of an observation; a head alone stands for a record in shared memory."""
 
 
 class RecordBuilder:
-    """Builds records, rows or losses by the plan; safe to use from several threads."""
+    """Builds a record, a row or a loss from each observation as the plan says; safe to use from
+    several threads.
+    """
 
     def __init__(
         self,
@@ -325,34 +346,37 @@ class RecordBuilder:
         stalls: StallTimer,
         overhead: StepOverhead | None = None,
     ) -> None:
-        """`overhead` selects the form of tensors where the plan limits what dumping may take."""
+        """`overhead` selects the form of tensors if the plan limits the overhead."""
         self._overhead = overhead
         self._iteration_state = iteration_state
         self._namer = namer
         self.end_call = namer.end_call
-        """Ends a call: later tensors of its name belong to another call."""
+        """Ends a call: later tensors of the same name belong to another call."""
         self.needs_call_ends = namer.needs_call_ends
-        """Whether that makes a difference."""
+        """Whether `end_call` must be called, because time stamps depend on it."""
         self._staging = staging
         self._stalls = stalls
         self._loss_reason = ""
         self.use_plan(plan, calculator)
 
     def use_plan(self, plan: DumpPlan, calculator: StatisticsCalculator | None) -> None:
-        """Build records by another plan from now on."""
+        """Build records as another plan says from now on."""
         self._sample_elements = plan.content.sample_elements
         self._no_elements = is_statistics_only(plan)
         self._degrades = plan.delivery.on_full == "statistic"
         self._calculator = calculator
 
     def lose_further(self, reason: str) -> None:
-        """Make every further tensor a loss for a reason, without a copy: nobody takes it."""
+        """Make every further tensor a loss with this reason, without a copy, because no agent takes
+        tensors.
+        """
         self._loss_reason = reason
 
     def build_record(self, observation: TensorObservation) -> BuildResult:
-        """Copy or measure a tensor now."""
+        """Return the item of an observed tensor, which is copied or measured now."""
         source = observation.tensor
-        # The row of a small tensor never waits, and to note its time would take as long as it does.
+        # The row of a small tensor never waits for space, and measuring the time of this call would
+        # take as long as the call.
         is_timed = not self._no_elements or source.byte_count > SMALL_TENSOR_BYTES
         if is_timed:
             self._stalls.begin()
@@ -366,10 +390,12 @@ class RecordBuilder:
                 self._stalls.end()
 
     def rebuild_record(self, observation: TensorObservation) -> BuildResult:
-        """Copy or measure a tensor that was kept by reference, as it is now."""
+        """Return the item of a tensor that was kept by reference; it is copied or measured as it is
+        now.
+        """
         try:
             tensor = observation.tensor.read_again()
-        except Exception:  # as above
+        except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("tensor unknown", exc_info=True)
             return self.make_loss(observation.op_name, COPY_FAILED)
         if isinstance(tensor, str):
@@ -409,10 +435,11 @@ class RecordBuilder:
     def _reduce(
         self, observation: TensorObservation, source: TensorSource, form: RecordForm
     ) -> TensorSource | TensorStatisticsRow | LostTensor:
-        """Return what a form that is not the full one keeps of a tensor."""
+        """Return what a form other than the full one keeps of a tensor."""
         if form is RecordForm.NOTHING:
             return self.make_loss(observation.op_name, STEP_OVERHEAD)
-        # A part of a logical tensor has a layout already, which could not say what is missing.
+        # A part of a logical tensor has a layout already, which cannot say that elements are
+        # missing.
         if form is RecordForm.SAMPLE and source.layout is None:
             first = self._take_sample(source, SAMPLE_ELEMENTS)
             if first is not source:
@@ -425,7 +452,9 @@ class RecordBuilder:
     def _make_row(
         self, kind: TensorKind, source: TensorSource, *, degraded: str = ""
     ) -> TensorStatisticsRow | None:
-        """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
+        """Return the row of a tensor; None if the plan keeps no statistics, or if the element type
+        has none.
+        """
         calculator = self._calculator
         if calculator is None or kind.dtype not in calculator.measured_types:
             return None
@@ -433,7 +462,7 @@ class RecordBuilder:
         iteration, switched = state.iteration, state.switched
         stamp_us = self._namer.stamp(kind, iteration)
         statistics = calculator.measure_tensor(source, kind.layout)
-        # As `TensorStatisticsRow(...)`, in a third of the time.
+        # This equals `TensorStatisticsRow(...)` in a third of the time.
         fields = kind, stamp_us, statistics, iteration, switched, degraded
         return tuple.__new__(TensorStatisticsRow, fields)
 
@@ -444,11 +473,13 @@ class RecordBuilder:
 _MAX_ARGUMENTS_AT_ONCE = 500
 
 OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
-"""Anything that can be kept of an operator."""
+"""Any item that can be kept of an operator."""
 
 
 class RecordSender:
-    """Sends items in the order in which they are given; safe to use from several threads."""
+    """Sends the items of operators in the order of the calls of `send`; safe to use from several
+    threads.
+    """
 
     def __init__(
         self,
@@ -462,7 +493,9 @@ class RecordSender:
         on_lost: Callable[[str, str], None],
         batch_rows: int,
     ) -> None:
-        """Rows wait for the end of the iteration, or until `batch_rows` wait."""
+        """Rows of statistics wait until there are `batch_rows` of them, or until the iteration
+        ends.
+        """
         self._iteration_state, self._counters = iteration_state, counters
         self._stalls = stalls
         self._staging = staging
@@ -474,7 +507,7 @@ class RecordSender:
         self._arguments: list[OperatorArguments] = []
 
     def use_calculator(self, calculator: StatisticsCalculator | None, batch_rows: int) -> None:
-        """Compute statistics by another calculator from now on; called when no row waits."""
+        """Compute statistics with another calculator from now on; called while no row waits."""
         self._calculator = calculator
         self._batch = RowBatch(batch_rows)
 
@@ -497,13 +530,13 @@ class RecordSender:
                     self._send_arguments()
 
     def release_items(self, items: Iterable[object]) -> None:
-        """Release the staged space of records that are not sent."""
+        """Release the reserved space of records that are not sent."""
         for item in items:
             if isinstance(item, StagedRecord):
                 self._staging.release(item)
 
     def flush(self) -> None:
-        """Send the items that waited for the end of the iteration."""
+        """Send the rows and arguments that waited for the end of the iteration."""
         self._send_rows()
         with self._lock:
             self._send_arguments()

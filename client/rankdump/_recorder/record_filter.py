@@ -2,8 +2,8 @@
 the ranges of operators that the program enters and leaves.
 
 A range goes from the first of two operators to the second, both included, in the order in which
-operators begin: one that began earlier is outside, even if it ends within. A range is passed once
-per iteration and model. A gradient or a recomputed call belongs to its operator.
+operators begin: an operator that began before the range is outside, even if it ends within. A range
+is passed once per iteration and model. A gradient or a recomputed call belongs to its operator.
 
 Pure: no clock, no disk, no network.
 """
@@ -38,14 +38,17 @@ from rankdump._core.selection import (
 )
 
 KEEP_DECISION = TensorDecision(True)
-# Call numbers make names; a loop without steps must not grow the cache for ever.
+# Call numbers are part of names, so a training loop that never calls `step` would make the cache
+# grow without end.
 _MAX_CACHED_NAMES = 1 << 16
 _MAX_COMPARED_NAMES = 1 << 17
-"""Names times entries: the job runs meanwhile."""
+"""Limit of the number of names times the number of entries that are compared, because the job runs
+meanwhile.
+"""
 _MAX_NAMED_ENTRIES = 5
 _NO_OPERATORS = OperatorSelection(everything=False)
 _BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
-"""Decision for an operator that no list names, unless it is in a range."""
+"""Decision on an operator that no list names; it is selected only while it is in a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +56,20 @@ class UnmatchedEntry:
     """Entry of a configuration that no operator matched."""
 
     kind: str
-    """List of the entry."""
+    """Configuration list that has the entry."""
     text: str
-    """Entry as the configuration spells it."""
+    """Text of the entry in the configuration."""
     model: str = ""
-    """Model of the list; empty for the list of all models."""
+    """Model that the list is for; empty for the list of all models."""
 
 
 TensorSlot: TypeAlias = "tuple[int, str, str, TensorSide, int]"
-"""Graph, type and name of an operator, side and slot of one tensor of it."""
+"""Graph, operator type, operator name, side and slot of one tensor."""
 _NameMatcher: TypeAlias = "Callable[[str], bool]"
 
 
 class RecordFilter:
-    """A plan's selection of operators and sides, by name."""
+    """The selection of a plan: operators by name, and the sides of each."""
 
     def __init__(
         self,
@@ -74,29 +77,32 @@ class RecordFilter:
         model_of: Callable[[int], str] = lambda graph: UNNAMED_MODEL,
         in_range: Callable[[int, str], bool] = lambda graph, op_name: False,
     ) -> None:
-        """`model_of` names a graph; `in_range` returns whether an operator is in a range."""
+        """`model_of` returns the name of a graph's model; `in_range` returns whether an operator is
+        in a range.
+        """
         self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
         self.has_decided = False
-        """Whether a decision on any operator was made."""
+        """Whether any operator was decided on so far."""
         self.has_selected = False
-        """Whether any operator was selected, with at least one side."""
+        """Whether at least one side of any operator was selected so far."""
         self.has_excluded = False
-        """Whether any tensor of a selected operator was left out."""
+        """Whether any tensor of a selected operator was excluded so far."""
         self.use_plan(plan)
 
     def use_plan(self, plan: DumpPlan) -> None:
-        """Decide by another plan from now on; marks of the script stay."""
+        """Decide as another plan says from now on; marks that the script set stay."""
         self._plan = plan
         self._selection = selection = plan.selection
         self._entries = dict(_list_entries(plan))
         self.excludes = any(each.has_exclusions for each in selection.operator_lists)
-        """Whether any tensor may be excluded; without that `is_excluded` need not be called."""
-        # Otherwise a name has one decision for all graphs.
+        """Whether any tensor may be excluded; if not, `is_excluded` need not be called."""
+        # If decisions do not depend on the graph, a name has one decision for all graphs.
         self._by_graph = bool(selection.models) or any(
             each.marked for each in selection.operator_lists
         )
-        # Otherwise all names have one decision; names of an API dump never repeat.
+        # If decisions do not depend on the name either, one decision per side is enough: in an API
+        # dump names never repeat, so a cache by name would be useless.
         self._by_name = selection.watched is not None or any(
             not each.everything or each.marked or each.ranges for each in selection.operator_lists
         )
@@ -107,12 +113,12 @@ class RecordFilter:
 
     @property
     def has_marks(self) -> bool:
-        """Whether the script marked any operator."""
+        """Whether the script marked any operator with `set_dump`."""
         return any(self._marks.values())
 
     @property
     def unmatched(self) -> tuple[UnmatchedEntry, ...]:
-        """Entries of the plan's lists that no operator matched so far."""
+        """Entries of the plan's lists that no operator has matched so far."""
         return tuple(self._entries)
 
     @property
@@ -148,7 +154,9 @@ class RecordFilter:
         return decision
 
     def names_operators(self, graph: int) -> bool:
-        """Return whether operators of a graph are selected one by one."""
+        """Return whether the plan selects operators of a graph individually instead of
+        all of them.
+        """
         found = self._names.get(graph)
         if found is None:
             selection = self._selection
@@ -211,9 +219,10 @@ class RecordFilter:
 
 
 def describe_unmatched(operators: OperatorSelection, names: Collection[str]) -> str:
-    """Return which entries of a list match none of the operators of these names, a clause.
+    """Return a clause about the entries of a list that match none of these operator names.
 
-    Empty when all do, when no name is known, and when there is too much to be compared.
+    The clause is empty if all entries match, if no name is known, or if there is too much to
+    compare.
     """
     entries = [] if operators.everything else list(_list_operators(operators))
     if not names or len(names) * len(entries) > _MAX_COMPARED_NAMES:
@@ -241,7 +250,9 @@ def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher
 
 
 def _list_operators(operators: OperatorSelection) -> Iterable[tuple[str, str, OperatorSelection]]:
-    """Return each entry as the configuration spells it, with a selection of it alone."""
+    """Return each entry with its list and its text in the configuration, and a selection of this
+    entry alone.
+    """
     one = replace(_NO_OPERATORS, spelt=operators.spelt)
     kind = "layer" if operators.spelt else "kernels"
     yield from ((kind, name, replace(one, names=(name,))) for name in operators.names)
@@ -269,7 +280,9 @@ def _make_matcher(operators: OperatorSelection) -> _NameMatcher:
 
 
 _MAX_REMEMBERED_OPERATORS = 1 << 16
-"""Limit for a loop without steps: every call number makes a name."""
+"""Limit for a training loop that never calls `step`, in which every call number makes a
+new name.
+"""
 
 
 class RangePosition(Enum):
@@ -279,19 +292,19 @@ class RangePosition(Enum):
     WITHIN = auto()
     BEHIND = auto()
     NOWHERE = auto()
-    """The last operator ran before the first: the range is empty."""
+    """The last operator of the range ran before its first, so the range is empty."""
 
 
 @dataclass(slots=True)
 class _RangeProgress:
-    """A range in one graph, in the running iteration."""
+    """Progress of a range in one graph during the running iteration."""
 
     first: str
     last: str
     position: RangePosition = RangePosition.BEFORE
 
     def advance_to(self, op_name: str) -> bool:
-        """Advance to an operator that begins; return whether it is in the range."""
+        """Advance the range to an operator that begins; return whether the operator is in it."""
         first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
         before = self.position
         if before is RangePosition.BEFORE and (first or last):
@@ -303,7 +316,7 @@ class _RangeProgress:
 
 
 class OperatorRanges:
-    """Ranges of one rank's models; safe to use from several threads."""
+    """Ranges of operators in one rank's models; safe to use from several threads."""
 
     def __init__(
         self,
@@ -319,13 +332,13 @@ class OperatorRanges:
         self.use_selection(selection)
 
     def use_selection(self, selection: TensorSelection) -> None:
-        """Use the ranges of another selection; `restart` is called afterwards."""
+        """Use the ranges of another selection; the caller calls `restart` afterwards."""
         self._selection = selection
         self.has_ranges = any(operators.ranges for operators in selection.operator_lists)
-        """Whether there is any range; without one `enter_operator` need not be called."""
+        """Whether there is any range; if not, `enter_operator` need not be called."""
 
     def restart(self) -> None:
-        """Restart all ranges, at an iteration's begin or when the script switched dumping."""
+        """Restart all ranges; called when an iteration begins or the script switches dumping."""
         with self._lock:
             self._graphs.clear()
             self._inside.clear()
@@ -338,7 +351,7 @@ class OperatorRanges:
                 operators = self._selection.get_operators(self._model_of(graph))
                 ranges = [_RangeProgress(first, last) for first, last in operators.ranges]
                 self._graphs[graph] = ranges
-            # A list: every range must advance, so `any` must not stop early.
+            # A list and no generator: every range must advance, so `any` must not stop early.
             within = [self._advance(each, op_name) for each in ranges]
             if True in within:
                 self._remember(graph, op_name)

@@ -1,5 +1,6 @@
 """Recorder that framework adapters call from any thread: resolves names, applies the plan, and
-passes tensors, graphs, call stacks and events on. Implements the `Recorder` protocol.
+passes tensors, graphs, call stacks and events to the parts that send them. It implements the
+protocol `Recorder`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class DumpRecorder:
         on_events: Callable[[], None],
         on_limit: Callable[[GroupTimeout], None],
     ) -> None:
-        """`on_events` is called when many events wait, `on_limit` for each process group in use."""
+        """`on_events` is called when many events wait to be sent, `on_limit` for each process group
+        in use.
+        """
         self._iteration_state = iteration_state
         self._filter = selection
         self._trigger = trigger
@@ -64,9 +67,9 @@ class DumpRecorder:
         self._on_events = on_events
         self._on_limit = on_limit
         self.declared_layouts = DeclaredLayouts(self.warn_once)
-        """Layouts that the script declared."""
+        """Layouts that the script declared for tensors."""
         self.card: CardRecorder | None = None
-        """The run card of the running iteration; None where none is kept."""
+        """The run card of the running iteration; None if no card is kept."""
         self._constants: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
 
@@ -77,12 +80,14 @@ class DumpRecorder:
 
     @property
     def is_describing(self) -> bool:
-        """Whether operators are to be described: true in the first armed iteration."""
+        """Whether operators are to be described for the graph; true in the first armed
+        iteration.
+        """
         return self._iteration_state.is_describing
 
     @property
     def wants_arguments(self) -> bool:
-        """Whether arguments of operators are kept in this iteration."""
+        """Whether arguments of operators are kept in the running iteration."""
         return self._keeps_arguments and self._iteration_state.armed
 
     @property
@@ -93,12 +98,14 @@ class DumpRecorder:
     # -- tensors
 
     def begin_call(self, graph: int, op_name: str) -> None:
-        """Report the begin of a forward call of an operator, before its tensors."""
+        """Report that a forward call of an operator begins; called before its tensors
+        are observed.
+        """
         if self._ranges.has_ranges:
             self._ranges.enter_operator(graph, self._resolve_name(op_name))
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
-        """Return whether tensors of an operator's side are kept in this iteration."""
+        """Return whether tensors on this side of an operator are kept in the running iteration."""
         state = self._iteration_state
         state.active = True
         if not state.armed:
@@ -107,11 +114,13 @@ class DumpRecorder:
         return self._trigger.is_wanted(name, side, graph)
 
     def names_operators(self, graph: int) -> bool:
-        """Return whether the plan selects operators of a graph one by one."""
+        """Return whether the plan selects operators of a graph individually instead of
+        all of them.
+        """
         return self._filter.names_operators(graph)
 
     def observe(self, observation: TensorObservation) -> None:
-        """Record a tensor of a side for which `is_wanted` has just returned True."""
+        """Record a tensor on a side for which `is_wanted` has just returned True."""
         # MindSpore writes nothing for a tensor without elements.
         if not (observation.tensor.byte_count and self._iteration_state.armed):
             return
@@ -126,7 +135,7 @@ class DumpRecorder:
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
-        """Count an unreadable tensor of a side for which `is_wanted` has just returned True."""
+        """Count an unreadable tensor on a side for which `is_wanted` has just returned True."""
         name = self._resolve_name(op_name)
         left_out = self._filter.is_excluded((graph, op_type, name, side, slot))
         if self._iteration_state.armed and not left_out:
@@ -135,7 +144,7 @@ class DumpRecorder:
             )
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Report the end of one call of an operator, after its tensors."""
+        """Report that a call of an operator has ended; called after its tensors are observed."""
         if self._needs_call_ends and self._iteration_state.armed:
             name = op_name if self._aliases is None else self._resolve_name(op_name)
             self._trigger.end_call(graph, name, raised=raised)
@@ -159,7 +168,7 @@ class DumpRecorder:
             )
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Record the call stack of a selected API call: lines, innermost first."""
+        """Record the call stack of a selected API call: its lines, innermost call first."""
         if self._stack_sender is not None and self._iteration_state.armed:
             self._stack_sender.add(self._iteration_state.iteration, op_name, stack)
 
@@ -185,7 +194,9 @@ class DumpRecorder:
             self._graph_builder.add_parameter(graph, named)
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
-        """Set the order of operators in which a framework compiled a graph."""
+        """Set the order of a graph's operators that the framework determined when it compiled the
+        graph.
+        """
         self._graph_builder.set_compiled_order(
             graph, [replace(n, name=self._resolve_name(n.name)) for n in nodes]
         )
@@ -195,7 +206,7 @@ class DumpRecorder:
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Start an event of the rank; it must be finished in any case."""
+        """Start an event of the rank; the caller must finish it in any case."""
         self._iteration_state.active = True
         if self._aliases is not None:
             name = self._resolve_name(name)
@@ -217,7 +228,9 @@ class DumpRecorder:
         collective: CollectiveCall | None = None,
         outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
-        """Record a started event as complete or failed now; from any thread."""
+        """Record that a started event has completed or failed now; may be called from
+        any thread.
+        """
         if name and self._aliases is not None:
             name = self._resolve_name(name)
         if self._trace.finish_event(begun, name=name, collective=collective, outcome=outcome):
@@ -228,22 +241,22 @@ class DumpRecorder:
         self._on_limit(timeout)
 
     def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
-        """Note collectives of this iteration that are not among the events."""
+        """Note collectives of the running iteration for which there is no event."""
         self._trace.add_unseen(group, reason, count)
 
     def warn_once(self, message: str) -> None:
-        """Log a warning once."""
+        """Log a warning, but only the first time."""
         self._session_logger.warn_once(message)
 
     def _is_first(self, graph: int, name: str) -> bool:
-        """Return whether a constant was not seen before."""
+        """Return whether the constant is observed for the first time."""
         with self._lock:
             known = (graph, name) in self._constants
             self._constants.add((graph, name))
             return not known
 
     def _resolve_name(self, name: str) -> str:
-        """Return an operator's name in the plan's profile."""
+        """Return an operator's name as the plan's profile spells it."""
         if self._aliases is None:
             return name
         alias = self._aliases.find_alias(name)

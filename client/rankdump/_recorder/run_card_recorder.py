@@ -1,11 +1,11 @@
 """Run card of the running iteration: collects what adapters and scripts report, adds facts about
-the process, and hands on to the black box what that keeps too. Called on the training thread.
+the process, and passes to the black box what it keeps too. Called on the training thread.
 
 The facts are command line, versions, variables of an allow-list, git revision and states of
-generators. They are read from small files only, and no process is started. What looks like a secret
-is masked: a mask too many costs a difference that is not seen; one too few publishes a password. So
-names are matched generously, except where the value is a plain number or the name says that it
-counts.
+generators. They are read from small files only, and no process is started. Text that looks like a
+secret is masked. Masking too much hides a difference between runs; masking too little publishes a
+password. So the names of secrets are matched generously, except if the value is a plain number or
+the name says that it counts something.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECRET_NAME = re.compile(
     re.I,
 )
 _PASSWORD_NAME = re.compile(r"passw|passphrase|pwd|secret|pin$", re.I)
-"""Names whose value is masked even where it is a number."""
+"""Names whose value is masked even if it is a number."""
 _PLAIN_VALUE = re.compile(r"[-+]?[0-9][0-9_.,]*(?:e[-+]?[0-9]+)?|true|false|yes|no|none|null", re.I)
 _OPTION = re.compile(r"(?P<name>-{0,2}[^\s=:]{1,200})(?P<join>=|:\s*)(?P<value>.*)", re.S)
 _TOKEN_FORMS = re.compile(
@@ -57,11 +57,13 @@ _RANDOM_TEXT = re.compile(
     r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*[a-z])(?=[A-Za-z0-9+/_-]*[A-Z])"
     r"(?=[A-Za-z0-9+/_-]*[0-9])[A-Za-z0-9+_-]{32,}={0,2}(?![A-Za-z0-9+/_.-])"
 )
-"""Long texts of both cases and digits that are no paths: keys that no name announces."""
+"""Long texts with letters of both cases and digits that are no paths: keys whose name does not show
+that they are secret.
+"""
 
 
 def mask_value(text: str) -> str:
-    """Return a text with all parts masked that have the form of a secret.
+    """Return a text in which all parts that look like a secret are masked.
 
     >>> mask_value("https://me:pass@host/x?sig=abc&page=2")
     'https://***@host/x?sig=abc&page=2'
@@ -145,8 +147,9 @@ ALLOWED_VARIABLES = (
     "TORCH_COMPILE_DISABLE",
     "WORLD_SIZE",
 )
-"""Variables that may change results or their order. None holds a secret, and there are no patterns,
-so that none with one can come in."""
+"""Environment variables that may change results or their order. None of them holds a secret; the
+list has no patterns, so that no variable with a secret can match.
+"""
 _MODULES = (
     "accelerate",
     "apex",
@@ -168,7 +171,7 @@ _MODULES = (
     "vllm",
     "xformers",
 )
-"""Their versions are named where they are loaded; none is loaded for that."""
+"""Modules whose versions are reported if they are loaded; no module is imported for that."""
 _CANN_VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 _CANN_FILES = ("version.cfg", "compiler/version.info", "runtime/version.info")
 _CANN_VERSION = re.compile(r"(?:^Version=|_running_version=\[)([0-9A-Za-z.]+)", re.M)
@@ -181,9 +184,10 @@ _MAX_FILE_BYTES = 1 << 22
 
 
 def read_command() -> tuple[str, ...]:
-    """Return the command line of the process, secrets masked, long texts and lists cut."""
+    """Return the command line of the process, with secrets masked, and long texts and lists cut."""
     arguments = sys.orig_argv or sys.argv
-    # Masked before they are cut for good: half of a token has no longer the form of one.
+    # Arguments are masked before they get their final length, because half of a token no longer
+    # looks like a token.
     masked = mask_arguments([each[:_MAX_MASKED_TEXT] for each in arguments[:_MAX_ARGUMENTS]])
     more = ("...",) if len(arguments) > _MAX_ARGUMENTS else ()
     return (*map(_cut_text, masked), *more)
@@ -222,14 +226,14 @@ def find_cann_version(environ: Mapping[str, str]) -> str:
 
 
 def find_revision(start: Path) -> str:
-    """Return the commit that is checked out where a folder lies; empty where it is in no repository
-    of git, or the commit cannot be read.
+    """Return the commit that is checked out in the git repository of a folder; empty if there is no
+    repository, or if the commit cannot be read.
     """
     for folder in (start, *start.parents)[:_MAX_FOLDERS]:
         place = folder / ".git"
         if place.is_dir():
             return _read_commit(place, place)
-        if place.is_file():  # of a worktree or submodule: the path of the folder is in it
+        if place.is_file():  # a worktree or submodule has a file with the path of the folder
             own = folder / _read_text(place).removeprefix("gitdir:").strip()
             shared = _read_text(own / "commondir").strip()
             return _read_commit(own, own / shared if shared else own)
@@ -255,15 +259,18 @@ def _read_commit(own: Path, shared: Path) -> str:
 
 
 def find_script_folder() -> Path:
-    """Return the folder of the script, or the current one of a process without a script."""
+    """Return the folder of the script, or the current folder if the process has no script."""
     main: ModuleType | None = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     return Path(os.path.realpath(file)).parent if file else Path.cwd()
 
 
 def read_random_states() -> dict[str, str]:
-    """Return digests of the global generators of Python and numpy, by the names of a card."""
-    # Hashes of integers are the same in all processes, and a tenth of the time of a text.
+    """Return digests of the global random generators of Python and numpy, by their names in a run
+    card.
+    """
+    # `hash` of a tuple of integers is the same in all processes, and takes a tenth of the time of a
+    # digest of its text.
     digests = {"random.python": f"{hash(random.getstate()[1]) % (1 << 64):016x}"}
     module: Any = sys.modules.get("numpy.random")
     state: Sequence[Any] | Mapping[str, Any] = () if module is None else module.get_state()
@@ -291,24 +298,29 @@ _MAX_NUMBERS = 64
 _MAX_PARAMETERS = 4096
 _MAX_NAME_CHARACTERS = 512
 _MAX_OPTIMIZERS = 8
-"""Of a step; one that steps within the backward pass has an optimizer for each parameter."""
+"""Maximum number of optimizers whose rates are kept in a step; a program that runs optimizers
+within the backward pass may have one for each parameter.
+"""
 
 
 class OptimizerRates:
-    """Names of learning rates: the optimizers of a step are numbered as they step first in it."""
+    """Names of learning rates: the optimizers of a step are numbered in the order in which they
+    first step.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Begin a step, and number its optimizers anew."""
         self._numbers = {}
 
     def name_rates(self, optimizer: object, rates: Sequence[float]) -> dict[str, float]:
-        """Return the rates of the groups of an optimizer by their names.
+        """Return the learning rates of the parameter groups of an optimizer, by their names.
 
-        Those of the first one are `learning_rate.0` and `learning_rate.1`, as they were before
-        optimizers had numbers, those of the second one `learning_rate.1.0` and so on.
+        The rates of the first optimizer are named `learning_rate.0`, `learning_rate.1` and so on,
+        as before optimizers had numbers; those of the second optimizer `learning_rate.1.0` and so
+        on.
         """
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         if number >= _MAX_OPTIMIZERS:
@@ -328,15 +340,15 @@ class RunCardRecorder:
         warn: Callable[[str], None],
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`warn` logs a text once; `environ` is by default the process's own."""
+        """`warn` logs a text once; `environ` is the environment of the process by default."""
         self._layouts, self._black_box, self._warn = layouts, black_box, warn
         self._environ = os.environ if environ is None else environ
         self._facts: RunCard | None = None
-        """What is the same in all iterations."""
+        """The part of the card that is the same in all iterations."""
         self.has_black_box = black_box is not None
-        """Whether batch, generators and learning rates come from the hooks of a black box."""
+        """Whether the hooks of a black box report batch, generators and learning rates."""
         self._names: dict[int, str] = {}
-        """Of the models."""
+        """Names of the models by the numbers of their graphs."""
         self._models: dict[int, ModelSummary] = {}
         self._settings: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
@@ -350,7 +362,7 @@ class RunCardRecorder:
         self._rates.begin_step()
 
     def add_digest(self, name: str, digest: str) -> None:
-        """Keep the digest of something that the step was computed from."""
+        """Keep the digest of an input of the step, such as its batch."""
         if len(self._digests) < _MAX_DIGESTS:
             self._digests[name] = digest
         if self._black_box is not None:
@@ -369,15 +381,17 @@ class RunCardRecorder:
         self.note(self._rates.name_rates(optimizer, rates))
 
     def add_random_states(self) -> None:
-        """Keep the digests of the generators of Python and numpy."""
+        """Keep the digests of the random generators of Python and numpy."""
         self._digests.update(read_random_states())
 
     def use_settings(self, settings: Mapping[str, str]) -> None:
-        """Keep seeds and flags of determinism of a framework."""
+        """Keep the seeds and the flags of determinism of a framework."""
         self._settings.update(settings)
 
     def add_model(self, graph: int, summary: ModelSummary) -> None:
-        """Keep the summary of an attached model; it replaces an earlier one of that number."""
+        """Keep the summary of an attached model; it replaces an earlier summary of the
+        same graph.
+        """
         self._models[graph] = replace(summary, name=self._names.get(graph, ""))
 
     def name_model(self, graph: int, name: str) -> None:
@@ -385,8 +399,8 @@ class RunCardRecorder:
         self._names[graph] = name
 
     def add_parameters(self, graph: int, digests: Mapping[str, ParameterDigest]) -> None:
-        """Keep digests of parameters of a model before the step, by their logical names; those of
-        a second model have its name in front.
+        """Keep digests of a model's parameters before the step, by their logical names; the names
+        of further models' parameters begin with the model's name.
         """
         prefix = f"{self._names.get(graph, '')}:" if graph else ""
         for name, found in digests.items():
@@ -395,19 +409,19 @@ class RunCardRecorder:
                 self._parameters[key] = format_parameter(found)
 
     def find_layout(self, name: str, shape: tuple[int, ...]) -> TensorLayout | None:
-        """Return the layout that the script declared for a parameter, if it fits that shape."""
+        """Return the layout that the script declared for a parameter, if it fits this shape."""
         return self._layouts.find_layout(name, shape) if self._layouts.declarations else None
 
     def make_card(self) -> bytes:
-        """Return the card of the running iteration as it is sent; empty after an error, which is
-        logged: the end of the iteration must be sent all the same.
+        """Return the serialized card of the running iteration. An error is logged, and the result
+        is empty then, because the end of the iteration must be sent all the same.
         """
         try:
             if self._facts is None:
                 self._facts = self._read_facts()
             card = replace(
                 self._facts,
-                # More modules may have been loaded since.
+                # More modules may have been loaded since the facts were read.
                 versions={**read_versions(), **self._facts.versions},
                 settings=self._settings,
                 models=tuple(self._models[graph] for graph in sorted(self._models)),

@@ -1,4 +1,4 @@
-"""Summary of a run at its end: warnings, remarks, and the reason when nothing was dumped, in the
+"""Summary of a run at its end: warnings, remarks, and the reason if nothing was dumped, in the
 terms of the user's configuration format. Pure: no clock, no disk, no network.
 """
 
@@ -16,13 +16,13 @@ from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
 
 @dataclass(frozen=True, slots=True)
 class DialectTerms:
-    """Names of keys in a dialect; by default those of `data_dump.json`."""
+    """Names of configuration keys in a dialect; the defaults are those of `data_dump.json`."""
 
     operators: str = "kernels"
     sides: str = "input_output"
     iterations: str = "iteration"
     lists: str = "the plan"
-    """Place of lists that select operators, perhaps together with a model."""
+    """Place of the lists that select operators, or operators of a model."""
 
 
 _CANN_TERMS = {"sides": "dump_mode", "iterations": "dump_step"}
@@ -39,7 +39,7 @@ def select_dialect_terms(plan: DumpPlan) -> DialectTerms:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Counts and states of a rank's run, to explain an empty dump."""
+    """Counts and states of a rank's run that explain an empty dump."""
 
     device: int
     iterations_seen: int
@@ -50,23 +50,23 @@ class RunFacts:
     tensors_lost: int = 0
     operators_selected: bool = True
     left_out: bool = False
-    """The plan excluded a tensor of a selected operator."""
+    """Whether the plan excluded a tensor of a selected operator."""
     marked: bool = False
     switched: bool = False
-    """The script used `dump_start` or `dump_stop`."""
+    """Whether the script used `dump_start` or `dump_stop`."""
     refused: bool = False
-    """The agent rejected the rank, so an empty dump is not due to the plan."""
+    """Whether the agent rejected the rank, so that an empty dump is not due to the plan."""
     unseen_collectives: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Collectives that are not in the order, by reason; 0 when the number is not known."""
+    """Collectives that are not in the execution order, by reason; 0 if the number is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyDumpCause:
-    """Why nothing was dumped."""
+    """Reason why nothing was dumped."""
 
     reason: str
     fault: bool = True
-    """False if the plan records only failures, and none occurred."""
+    """Whether this is a fault; False if the plan records only failures, and none occurred."""
 
 
 def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
@@ -128,14 +128,14 @@ def _explain_no_match(plan: DumpPlan, run: RunFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Messages about the run."""
+    """Messages about a run at its end."""
 
     warnings: tuple[str, ...]
     """Messages that need the user's attention."""
     remarks: tuple[str, ...]
     """Messages about expected results."""
     notes: tuple[str, ...]
-    """All messages, for the agent."""
+    """All messages, as they are sent to the agent."""
 
 
 def make_run_facts(
@@ -176,13 +176,13 @@ def summarize_run(
     rule_notes: Sequence[str] = (),
     replay_notes: Sequence[str] = (),
 ) -> RunSummary:
-    """Return the messages about a run, given the entries of lists that matched nothing.
+    """Return the messages about a run, given the entries of lists that no operator matched.
 
-    `overhead` says what was kept of how many iterations where their time was limited. Watch rules
-    have sentences about those that hold for no tensor, and about what they noted, which is logged,
-    as are replays of steps.
+    `overhead` says what was kept of how many iterations if the plan limits the overhead.
+    `unmatched_rules` has a sentence for each watch rule that matches no tensor. `rule_notes` and
+    `replay_notes` were logged when they were made, so they only go to the agent.
     """
-    # Without any operator, an entry had no chance to match.
+    # If no operator was seen, an unmatched entry is no fault of the entry.
     could_match = run.operators_seen and not run.refused
     unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
     unused += unmatched_rules
@@ -212,7 +212,7 @@ def summarize_run(
 
 
 def describe_unseen(counts: Mapping[str, int]) -> str:
-    """Return one sentence about the collectives that are not in the order."""
+    """Return a sentence about the collectives that are not in the execution order."""
     parts = [
         f"{f'{count} collectives' if count else 'collectives'} ({UNSEEN_REASON_TEXTS[reason]})"
         for reason, count in sorted(counts.items())
@@ -221,7 +221,7 @@ def describe_unseen(counts: Mapping[str, int]) -> str:
 
 
 def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:
-    """Return a message in the terms of the dialect.
+    """Return a message about an unmatched entry in the terms of the dialect.
 
     `Unused Kernel in json` is MindSpore's own warning (`DumpJsonParser::PrintUnusedKernel`).
     """

@@ -1,5 +1,5 @@
-"""Log messages of one session: each warning once, each change of the connection, and a message that
-concerns all ranks of a job on a host only from one of them.
+"""Log messages of one session: each warning once, each change of the connection, and each message
+that concerns all ranks of a job on a host only from one of these ranks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from rankdump._core.session_protocol import SessionRequest
 from rankdump._transport.send_buffer import LinkState
 
 _MAX_CLAIMS = 64
-"""Limit to claims, each of which is a descriptor; later messages are logged unclaimed."""
+"""Maximum number of claims, each of which uses a descriptor; later messages are logged
+without one.
+"""
 
 
 class HostNotices:
-    """Claims on messages, until `close`: each goes to one of a job's ranks on a host.
+    """Claims on messages until `close`: only one of a job's ranks on a host logs a claimed message.
 
     A claim is the name of an abstract Unix socket (unix(7)), which only one process of a host or
     container can bind, and which is released when that process ends.
     """
 
     def __init__(self, job_id: str, *, alone: bool) -> None:
-        """With `alone` the rank is the only one of its job, and gets every claim."""
+        """`alone` says that the rank is the only one of its job, so it gets every claim."""
         self._job_id, self._alone = job_id, alone
         self._claims: list[int] = []
 
@@ -53,14 +55,15 @@ class HostNotices:
 
 _logger = logging.getLogger("rankdump")
 
-# Limit for a script with a new fault at every step.
+# Limit for a script that makes a new fault in every step.
 _MAX_WARNINGS = 1000
 
 
 class SessionLogger:
     """Logger of one session; safe to use from several threads.
 
-    A message that concerns all ranks of a host is logged by one; other messages name the rank.
+    A message that concerns all ranks of a host is logged by one of them; any other message names
+    its rank.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class SessionLogger:
         self._once = LogOnce(_logger, max_keys=_MAX_WARNINGS + 1)
 
     def warn_once(self, message: str, *, about: str = "") -> None:
-        """Log the first warning with this text or subject; a last one reports the limit."""
+        """Log a warning unless one with the same text or subject was logged. The last warning
+        before the limit says that further ones are not logged.
+        """
         subject = about or message
         if not self._once.is_new(subject):
             return
@@ -139,14 +144,16 @@ class SessionLogger:
                 )
 
     def warn_no_shared_memory(self, reason: str) -> None:
-        """Log that the agent's shared memory was requested but is not used."""
+        """Log that shared memory was requested but the agent offers none."""
         self.warn_once(
             f"tensors are sent over the stream, not through shared memory: {reason}",
             about="no slab",
         )
 
     def warn_unwritten_tensors(self, count: int, link: LinkState) -> None:
-        """Log how many tensors remain in shared memory, whether the agent runs or not."""
+        """Log how many tensors remain in shared memory at the end, whether the agent
+        runs or not.
+        """
         if count and link is LinkState.UP:
             self.warn_once(
                 f"{self._rank}the agent at {self._address} has yet to write {count} tensors"
@@ -170,14 +177,14 @@ class SessionLogger:
             _logger.info("rankdump: %s", message)
 
     def warn_lost_stacks(self, calls: int) -> None:
-        """Log how many calls are missing in the stack file for lack of space."""
+        """Log how many calls are missing in the file of call stacks because there was no space."""
         if calls:
             self.warn_once(
                 f"{self._rank}call stacks of {calls} calls were dropped: the send buffer was full"
             )
 
     def warn_losses(self, tensors: Mapping[str, int], declarations: int) -> None:
-        """Log how much never reached the tree, tensors by reason."""
+        """Log how many tensors, by reason, and how many declarations never reached the tree."""
         if declarations:
             self.warn_once(
                 f"{self._rank}{declarations} batches of events, graphs and ends of iterations were "
@@ -192,5 +199,5 @@ class SessionLogger:
             )
 
     def close(self) -> None:
-        """Release claims, so that other ranks of this host may log the same messages."""
+        """Release all claims, so that other ranks of this host may log the same messages."""
         self._host.close()

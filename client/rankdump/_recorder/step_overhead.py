@@ -1,5 +1,5 @@
-"""Overhead of a rank in its steps: measures what dumping takes of each iteration, and holds the
-form in which the governor lets the tensors of the running one be kept.
+"""Overhead of a rank: measures the time that dumping takes in each iteration, and keeps the form
+that the governor chose for the tensors of the running iteration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from rankdump._recorder.overhead_governor import (
 from rankdump._recorder.plan_settings import SAMPLE_ELEMENTS, list_record_forms
 
 _BUDGET_PART = 4
-"""An iteration may be held up for this part of the tightest timeout of communication: ranks that
-wait for this one have then used a quarter of it, and half only after further growth."""
+"""Divisor of the tightest timeout of communication: dumping may hold up an iteration for a quarter
+of that timeout. Ranks that wait for this rank have then used a quarter of it, and half of it only
+after further growth.
+"""
 
 
 _FORM_TEXTS: Mapping[RecordForm, str] = {
@@ -35,7 +37,7 @@ _FORM_TEXTS: Mapping[RecordForm, str] = {
 
 
 def describe_level(level: FidelityLevel) -> str:
-    """Return which tensors a level keeps.
+    """Return a description of the tensors that a level keeps.
 
     >>> describe_level(FidelityLevel(RecordForm.STATISTICS, 2, 5, RecordForm.NOTHING))
     'statistics in 2 of 5 iterations, no tensors in the others'
@@ -48,7 +50,9 @@ def describe_level(level: FidelityLevel) -> str:
 
 
 class StepOverhead:
-    """Overhead of one rank; changed on the training thread, `select_form` is called from any."""
+    """Overhead of one rank; changed on the training thread. `select_form` is called from any
+    thread.
+    """
 
     def __init__(
         self,
@@ -59,35 +63,36 @@ class StepOverhead:
         warn: Callable[[str, str], None],
         meter: HookMeter = HOOK_METER,
     ) -> None:
-        """`find_timeout_us` returns the tightest timeout of communication; 0 if none is known.
-
-        `warn` logs a text once for its subject.
+        """`find_timeout_us` returns the tightest known timeout of communication in microseconds; 0
+        if none is known. `warn(text, subject)` logs a text once for each subject.
         """
         self.use_plan(plan)
         self._rank, self._find_timeout_us, self._warn = rank, find_timeout_us, warn
         self._meter = meter
         self._begun_ns = self._spent_ns = 0
         self._limit_ns = 0
-        """Reading of the meter at which the running iteration has used its budget; 0 for none."""
+        """Reading of the meter in nanoseconds at which the running iteration has used its budget; 0
+        if there is no budget.
+        """
         self._forms_used: Counter[RecordForm] = Counter()
 
     def use_plan(self, plan: DumpPlan) -> None:
-        """Begin anew with another plan, whose tensors may be kept in other forms."""
+        """Restart the governor with another plan, which may permit other forms."""
         self._governor = OverheadGovernor(plan.delivery.max_step_overhead, list_record_forms(plan))
         self._state = GovernorState()
         self._form = RecordForm.FULL
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._meter.start()
         self._begun_ns, self._spent_ns = self._meter.split()
 
     def stop(self) -> None:
-        """Measure no longer."""
+        """Stop measuring."""
         self._meter.stop()
 
     def disarm(self) -> None:
-        """Measure no longer, in a forked child."""
+        """Stop measuring in a forked child."""
         self._meter.disarm()
 
     def select_form(self) -> RecordForm:
@@ -113,7 +118,9 @@ class StepOverhead:
         self._form = self._state.form
 
     def summarize(self) -> str:
-        """Return what was kept of how many iterations; empty if all was."""
+        """Return a text about what was kept of how many iterations; empty if everything
+        was kept.
+        """
         used = self._forms_used
         if not used.total() - used[RecordForm.FULL]:
             return ""
@@ -136,6 +143,6 @@ class StepOverhead:
         if reason is LevelReason.LEAST:
             keeps = f"it keeps {describe_level(level)} already, and there is nothing less"
         text = f"rank {self._rank}, iteration {iteration}: {cause} (max_step_overhead): {keeps}"
-        # Lengths of cycles change often; a step to other forms is announced once.
+        # Cycle lengths change often, so only a change to other forms is logged, and only once.
         forms = (before.form, before.base, level.form, level.base)
         self._warn(text, f"fidelity of rank {self._rank} {[each.name for each in forms]}")

@@ -1,8 +1,8 @@
-"""Statistics of tensors, computed on the tensor's device, their fingerprints where the plan asks
-for them, and the rows that wait for both.
+"""Statistics of tensors, computed on the tensor's device; their fingerprints if the plan asks for
+them; and the rows that wait until both are known.
 
-Results of an accelerator are read back once for many tensors, and the rows of small tensors in host
-memory are written together. Never sends anything.
+Results on an accelerator are read back once for many tensors, and the rows of small tensors in host
+memory are formatted together. This module never sends anything.
 """
 
 from __future__ import annotations
@@ -41,34 +41,37 @@ from rankdump._recorder.iteration_state import LostTensor
 
 STATISTICS_FAILED = "figures_failed"
 MAX_WAITING_ROWS = 2048
-"""Limit for a loop without steps."""
+"""Maximum number of waiting rows, for a training loop that never calls `step`."""
 MAX_WAITING_BYTES = 1 << 23
 SMALL_TENSOR_BYTES = 1 << 14
-"""Size below which a tensor is measured at once, and its row is written with many others."""
+"""Up to this size a tensor is measured at once, and its row is formatted together with others."""
 
 _MAX_CACHED_TENSORS = 1024
 _SAMPLE_WORDS = 64
-"""Words of eight bytes."""
+"""Number of eight-byte words in the sample that a cached tensor is compared by."""
 _MemoryRange = tuple[int, str, int, int, FingerprintPlacement | None]
-"""Identity of an object, element type, address in memory or 0 for a copy, bytes, and how the
-fingerprint is computed."""
+"""Key of the cache: identity of an object, element type, address in memory or 0 for a copy, number
+of bytes, and how the fingerprint is computed.
+"""
 
 _pack_moments = KERNELS.functions.pack_moments
 _KERNEL_TYPES = {
     name: (code, get_element_type(name).item_bytes) for name, code in ELEMENT_CODES.items()
 }
-"""Code and bytes of an element of each type that kernels read."""
+"""Kernel code and item bytes of each element type that kernels read."""
 
 _logger = logging.getLogger(__name__)
 
 StatisticsResult: TypeAlias = "str | MeasuredTensor | bytes | DeferredStatistics"
-"""Texts joined by commas, or these with a fingerprint, or of a small tensor its packed moments, its
-elements where these are needed in order, or statistics still being computed."""
+"""Statistics of a tensor in the form that was taken: texts joined by commas; these texts with a
+fingerprint; packed moments of a small tensor; its elements, if they are needed in order; or
+statistics that are still being computed.
+"""
 _ReadResult: TypeAlias = "str | MeasuredTensor"
 
 
 class TensorStatisticsRow(NamedTuple):
-    """Row of a tensor of which only statistics are kept."""
+    """Row of a tensor whose statistics alone are kept."""
 
     kind: TensorKind
     timestamp_us: int
@@ -76,16 +79,16 @@ class TensorStatisticsRow(NamedTuple):
     iteration: int
     switched_on: bool = False
     degraded: str = ""
-    """Why its elements are not kept; empty where the plan says so."""
+    """Reason why the elements are not kept; empty if the plan asks for statistics only."""
 
 
 class StatisticsCache:
     """Statistics of recently measured tensors; safe to use from several threads.
 
-    An operator often reads what the last one wrote, perhaps in another shape. A tensor with the
-    same memory of the same object and the same version is not measured again, if a sample of its
-    elements is the same too: the sample detects writes past the framework, which change no
-    version, except those to a few elements.
+    An operator often reads what the operator before it wrote, perhaps in another shape. A tensor is
+    not measured again if it has the same memory of the same object, the same version, and the same
+    sample of elements. The sample detects writes that bypass the framework and so change no
+    version, except writes to a few elements.
     """
 
     def __init__(self) -> None:
@@ -101,9 +104,9 @@ class StatisticsCache:
         lent: bool,
         placement: FingerprintPlacement | None = None,
     ) -> _ReadResult:
-        """Return the statistics of a tensor, from `measured` if they are not cached.
+        """Return the cached statistics of a tensor, or those of `measured`, which are cached then.
 
-        `lent` means that the data are the tensor's own memory, not a copy in another order.
+        `lent` says that `data` is the tensor's own memory and not a copy in another order.
         """
         if version is None:
             return measured()
@@ -125,7 +128,7 @@ class StatisticsCache:
 
 
 class StatisticsCalculator:
-    """Computes the plan's statistics on the tensor's device."""
+    """Computes the statistics that the plan selects on the tensor's device."""
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class StatisticsCalculator:
         exact: bool = False,
         fingerprints: bool = False,
     ) -> None:
-        """With `exact`, numbers are written with all digits."""
+        """`exact` writes numbers with all digits."""
         self._items = items
         self._on_device = on_device
         self._precision: StatisticPrecision = precision
@@ -148,14 +151,15 @@ class StatisticsCalculator:
         self.measured_types = frozenset(
             name for name in ELEMENT_TYPES if not items or has_statistics(name)
         )
-        """Element types of which a tensor has the plan's statistics."""
+        """Element types whose tensors have the statistics that the plan selects."""
 
     def measure_tensor(
         self, source: TensorSource, layout: TensorLayout | None = None
     ) -> StatisticsResult:
-        """Return the statistics of a tensor as it is now, or the input for them.
+        """Return the statistics of a tensor as it is now, or the data to compute them from later.
 
-        Its fingerprint is that of its part of the logical tensor in `layout`.
+        If the tensor is a part of a logical tensor, `layout` says which part the fingerprint is
+        for.
         """
         if not self._items and not self._fingerprints:
             return ""
@@ -202,10 +206,12 @@ class StatisticsCalculator:
     def read_results(
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
     ) -> list[_ReadResult | None]:
-        """Return what was measured, each sort read at once; None where that failed."""
+        """Return the statistics of all taken results, each sort read back at once; None for a
+        result that failed.
+        """
         found = [each if isinstance(each, (str, MeasuredTensor)) else None for each in taken]
         if not self._ordered:
-            # Nearly all, where the tensors are small and in host memory.
+            # If tensors are small and in host memory, nearly all results are packed moments.
             places = [at for at, each in enumerate(taken) if type(each) is bytes]
             packed = cast("list[bytes]", [taken[at] for at in places])
             for at, row in zip(places, write_statistic_rows(self._form, packed), strict=True):
@@ -233,7 +239,9 @@ class StatisticsCalculator:
     def _measure_small(
         self, dtype: str, kinds: Sequence[TensorKind], elements: Sequence[bytes]
     ) -> Sequence[_ReadResult]:
-        """Measure equal ones once: an operator often reads what the last one wrote."""
+        """Measure small tensors with equal elements only once: an operator often reads what the
+        operator before it wrote.
+        """
         places = [
             (data, self._place(dtype, kind.shape, kind.layout))
             for kind, data in zip(kinds, elements, strict=True)
@@ -243,12 +251,14 @@ class StatisticsCalculator:
 
 
 class _RowRun(NamedTuple):
-    """Rows that may share a frame, apart from their number."""
+    """Consecutive rows that may share a frame, if there are not too many of them."""
 
     mark: tuple[Any, ...]
-    """Iteration, switched on, degraded: the common values."""
+    """Values that all rows of a frame share: iteration, switched on, degraded."""
     fields: list[Any]
-    """Kind, time and statistics of each row in turn: no object is kept for a row."""
+    """Kind, time and statistics of each row in turn, in one flat list, so that no object is kept
+    for a row.
+    """
 
 
 class RowBatch:
@@ -261,7 +271,7 @@ class RowBatch:
         self._rows = self._bytes = 0
 
     def add(self, row: TensorStatisticsRow) -> bool:
-        """Append a row; return whether so many wait that they should be read now."""
+        """Append a row; return whether enough rows wait to be read now."""
         fields, mark = row[:3], row[3:]
         with self._lock:
             runs = self._runs
@@ -274,7 +284,9 @@ class RowBatch:
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
     def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | LostTensor]:
-        """Remove all rows and yield them as frames, each sort of statistics read back at once."""
+        """Remove all rows and yield them as frames; each sort of statistics is read
+        back at once.
+        """
         with self._lock:
             runs, self._runs = self._runs, []
             self._rows = self._bytes = 0

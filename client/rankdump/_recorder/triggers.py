@@ -1,10 +1,11 @@
-"""Triggers of a plan: an operator is kept always, when it overflowed, when it raised, or when it is
-watched for writes by others (MindSpore 2.3, Dump guide).
+"""Triggers of a plan: an operator is always kept, or kept if it overflowed, if it raised, or if it
+is watched for writes by others (MindSpore 2.3, Dump guide).
 
-Weights, buffers and constants are not operators: only the trigger `always` keeps them. The
-gradient of a weight is an output of a backward operator, as in MindSpore. Items that wait for the
-end of their operator are released if it is not kept. Outputs of a watched operator are referred
-to until its iteration ends, so their memory stays in use. Tensors of the job are never changed.
+Weights, buffers and constants are not operators: only the trigger `always` keeps them. The gradient
+of a weight is an output of a backward operator, as in MindSpore. Items that wait for the end of
+their operator are released if the operator is not kept. Outputs of a watched operator are kept by
+reference until the iteration ends, so their memory stays in use. Tensors of the job are never
+changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHANGED_IN_PLACE = "changed_in_place"
 
 
 class DumpTrigger(ABC):
-    """Decides which operators are kept, some only after they ended."""
+    """Decides which operators are kept; some triggers decide only after an operator has ended."""
 
     def __init__(
         self, selection: RecordFilter, record_builder: RecordBuilder, record_sender: RecordSender
@@ -40,17 +41,17 @@ class DumpTrigger(ABC):
         self._record_builder = record_builder
         self._record_sender = record_sender
         self.needs_call_ends = True
-        """Whether it has to know when a call ends."""
+        """Whether the trigger must be told when a call ends."""
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether tensors of an operator's side are to be passed to the trigger: by default
-        those that the plan selects.
+        """Return whether tensors on this side of an operator are to be passed to the trigger; by
+        default, whether the plan selects them.
         """
         return self._filter.decide(op_name, side, graph).is_kept
 
     @abstractmethod
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Handle a tensor of a wanted side."""
+        """Handle a tensor on a wanted side."""
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Handle a loss or the arguments of a wanted operator."""
@@ -80,23 +81,27 @@ class AlwaysTrigger(DumpTrigger):
             self._record_sender.send(self._record_builder.build_record(observation))
 
     def end_all_calls(self) -> None:
-        """Do nothing: all tensors were sent already."""
+        """Do nothing, because all tensors were sent when they were observed."""
 
 
 _MAX_WATCHED_OPERATORS = 1 << 12
-"""Limit for a loop without steps: every call number makes a name."""
+"""Limit for a training loop that never calls `step`, in which every call number makes a
+new name.
+"""
 
 
 @dataclass(slots=True)
 class _WatchedOutputs:
-    """Latest outputs of a watched operator in the running iteration."""
+    """The latest outputs of a watched operator in the running iteration."""
 
     outputs: dict[int, TensorObservation] = field(default_factory=dict[int, TensorObservation])
     lost: list[LostTensor] = field(default_factory=list[LostTensor])
 
 
 class WatchTrigger(DumpTrigger):
-    """Keeps outputs of watched operators, and again after each other layer of their model."""
+    """Keeps the outputs of watched operators, and keeps them again after each later layer of the
+    model.
+    """
 
     def __init__(
         self,
@@ -111,7 +116,7 @@ class WatchTrigger(DumpTrigger):
         self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Read the tensor and send it, and refer to it until the iteration is over."""
+        """Read the tensor, send it, and keep a reference to it until the iteration is over."""
         if self._filter.is_excluded(observation[:5]):
             return
         self._record_sender.send(self._record_builder.build_record(observation))
@@ -128,7 +133,9 @@ class WatchTrigger(DumpTrigger):
                 self._get_outputs(graph, op_name).lost.append(item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """Read other operators' outputs again if this one is a layer, however it ended."""
+        """If the ended operator is a layer, read the outputs of the other watched operators again,
+        however the call ended.
+        """
         self._record_builder.end_call(graph, op_name)
         if self._layers and not is_named_in(self._layers, op_name):
             return
@@ -163,22 +170,22 @@ class WatchTrigger(DumpTrigger):
 
 ItemT = TypeVar("ItemT")
 OperatorCallKey: TypeAlias = "tuple[int, str]"
-"""Graph and name: two models may have operators of the same name."""
+"""Graph and operator name: two models may have operators of the same name."""
 
-# Limit for a loop without steps whose operators never end.
+# Limit for a training loop that never calls `step` and whose operators never end.
 _MAX_OPEN_OPERATORS = 1 << 14
 
 
 @dataclass(slots=True)
 class _OpenOperator(Generic[ItemT]):
-    """Items of an operator that has not ended."""
+    """Waiting items of an operator that has not ended."""
 
     kept: bool = False
     items: list[ItemT] = field(default_factory=list[ItemT])
 
 
 class DeferredItems(Generic[ItemT]):
-    """Items by their operator; safe to use from several threads."""
+    """Items that wait for the end of their operator; safe to use from several threads."""
 
     def __init__(self, limit: int = 0) -> None:
         self._lock = threading.Lock()
@@ -188,16 +195,20 @@ class DeferredItems(Generic[ItemT]):
 
     @property
     def full(self) -> bool:
-        """Whether the limit of kept operators is reached; 0 allows any number."""
+        """Whether the maximum number of kept operators is reached; a limit of 0 allows
+        any number.
+        """
         return 0 < self._limit <= self._kept
 
     def is_kept(self, call: OperatorCallKey) -> bool:
-        """Return whether an operator that has not ended is kept."""
+        """Return whether it was decided to keep an operator that has not ended."""
         found = self._open.get(call)
         return found is not None and found.kept
 
     def add_item(self, call: OperatorCallKey, item: ItemT) -> list[ItemT]:
-        """Add an item that waits for its operator; return items that wait no longer."""
+        """Add an item that waits for its operator; return the items that need not wait
+        any longer.
+        """
         with self._lock:
             self._open.setdefault(call, _OpenOperator()).items.append(item)
             if len(self._open) <= _MAX_OPEN_OPERATORS:
@@ -205,7 +216,9 @@ class DeferredItems(Generic[ItemT]):
             return self._open.pop(next(iter(self._open))).items
 
     def keep_operator(self, call: OperatorCallKey) -> list[ItemT]:
-        """Keep an operator, if the limit allows; return the items that waited for it."""
+        """Decide to keep an operator, if the limit allows it; return the items that
+        waited for it.
+        """
         with self._lock:
             operator = self._open.setdefault(call, _OpenOperator())
             if self.full and not operator.kept:
@@ -216,13 +229,13 @@ class DeferredItems(Generic[ItemT]):
             return items
 
     def end_operator(self, call: OperatorCallKey) -> list[ItemT]:
-        """End an operator; return its items if it was not kept."""
+        """End an operator; return its items if the operator was not kept."""
         with self._lock:
             operator = self._open.pop(call, None)
             return operator.items if operator is not None else []
 
     def end_all_operators(self) -> list[ItemT]:
-        """End every operator; return the items of those that were not kept."""
+        """End every operator; return the items of all operators that were not kept."""
         with self._lock:
             waiting, self._open = self._open, {}
         return [item for operator in waiting.values() for item in operator.items]
@@ -250,7 +263,9 @@ class OverflowTrigger(DumpTrigger):
         self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether the side is selected; outputs are always wanted, to check their values."""
+        """Return whether the plan selects the side, or the side is output, whose values are
+        checked.
+        """
         if self._held.full and not self._held.is_kept((graph, op_name)):
             return False
         if self._filter.decide(op_name, side, graph).is_kept:
@@ -261,7 +276,7 @@ class OverflowTrigger(DumpTrigger):
         )
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Hold a copy until its operator overflows or ends."""
+        """Hold a copy of the tensor until its operator overflows or ends."""
         graph, _, name, side = observation[:4]
         call = (graph, name)
         if observation.state:
@@ -277,7 +292,7 @@ class OverflowTrigger(DumpTrigger):
             self._hold_item(call, self._record_builder.build_record(observation))
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Hold the item with the tensors of its operator."""
+        """Hold the item together with the tensors of its operator."""
         self._hold_item((graph, op_name), item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
@@ -311,10 +326,10 @@ class OverflowTrigger(DumpTrigger):
 
 
 class ExceptionTrigger(DumpTrigger):
-    """Keeps the inputs of the operator that raised, read when it raised.
+    """Keeps the inputs of the operator that raised, which are read when it raises.
 
-    Until then inputs are only referred to, so operators that do not raise cost no copy; a tensor
-    that is known to have changed since is lost.
+    Before that, inputs are kept by reference, so operators that do not raise cost no copy. A tensor
+    that is known to have changed since it was observed is lost.
     """
 
     def __init__(
@@ -325,11 +340,11 @@ class ExceptionTrigger(DumpTrigger):
         self._held = DeferredItems()
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether it is a selected input side: an operator that raised has no outputs."""
+        """Return whether the side is input and selected: an operator that raised has no outputs."""
         return side is TensorSide.INPUT and self._filter.decide(op_name, side, graph).is_kept
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Refer to the tensor until its operator ends."""
+        """Keep a reference to the tensor until its operator ends."""
         if not (observation.state or self._filter.is_excluded(observation[:5])):
             self._held.add_item((observation.graph, observation.op_name), observation)
 
@@ -338,7 +353,7 @@ class ExceptionTrigger(DumpTrigger):
         self._held.add_item((graph, op_name), item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """Send the inputs of an operator that raised; release those of any other."""
+        """Send the inputs of an operator that raised; release those of any other operator."""
         for item in self._held.end_operator((graph, op_name)):
             if raised:
                 self._record_sender.send(self._build_item(item))
@@ -354,7 +369,7 @@ class ExceptionTrigger(DumpTrigger):
         try:
             if item.tensor.has_changed():
                 return self._record_builder.make_loss(item.op_name, CHANGED_IN_PLACE)
-        except Exception:  # treated as unchanged: the copy shows whether it can be read at all
+        except Exception:  # treated as unchanged: reading it shows whether it can be read at all
             _logger.debug("change unknown", exc_info=True)
         return self._record_builder.rebuild_record(item)
 
@@ -368,7 +383,9 @@ def make_trigger(
     on_limit: Callable[[], None],
     warn: Callable[[str], None],
 ) -> DumpTrigger:
-    """Return the plan's trigger; `on_limit` is called when it has kept as much as it may."""
+    """Return the trigger of the plan; `on_limit` is called when the trigger has kept as many
+    operators as it may.
+    """
     parts = selection, record_builder, record_sender
     if plan.selection.watched is not None:
         return WatchTrigger(plan.selection.watched, *parts)
