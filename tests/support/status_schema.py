@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
     """Return the schema of the object that the command prints."""
     found: dict[str, dict[str, Any]] = {}
     top = _of_dataclass(StatusView, found)
-    share = {"type": "number", "description": "Part of the budget that is used."}
+    share = {"type": "number", "description": "Used share of the limit."}
     found[TimeoutHint.__name__]["properties"]["share"] = share
     found[TimeoutHint.__name__]["required"].append("share")
     return {

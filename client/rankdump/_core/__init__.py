@@ -1,4 +1,4 @@
 """Core of the library, used by client, daemon and tools: plan, records, events, status, element
-types, statistics and manifests. Needs numpy and the standard library only; the few modules that
-touch the host say so.
+types, statistics and manifests. It needs only numpy and the standard library; the few modules that
+access the host say so.
 """

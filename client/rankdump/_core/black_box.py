@@ -1,9 +1,9 @@
-"""Values of the black box: what a rank measures of every step without being asked, why the ring of
-the latest steps is frozen, and which ranks others wait for then. Pure.
+"""Values of the black box: the measurements that a rank makes in every step, the reasons for which
+the ring of the latest steps is frozen, and the ranks that others wait for at that time. Pure.
 
-All members of a group call its collectives in the same order, so a rank that has called fewer of
-them than another one is where that one waits. A number is alarming when it is far above those that
-are usual: earlier ones of a rank, or those of its peers.
+All members of a group call its collectives in the same order. So if a rank waits in a collective,
+members that have called fewer collectives of the group have not arrived there. A number is alarming
+if it is far above the usual numbers: earlier ones of the rank, or those of its peers.
 """
 
 from __future__ import annotations
@@ -25,56 +25,60 @@ from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._kernels.kernel_functions import FoundMoments
 
 MAX_GROUP_CALLS = 64
-"""Groups that a step has, those that were used last."""
+"""Maximum number of groups that a step reports: those that were used last."""
 MIN_WAIT_US = 2_000_000
-"""A call that is younger may just be on its way on the other members."""
+"""Microseconds that a call must have lasted before it counts as a wait: the other members may just
+be about to make it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """How far a rank has come in the collectives of one group."""
+    """Progress of a rank in the collectives of one group."""
 
     group: str
     ranks: tuple[int, ...]
-    """Members of the group; empty where they are not known."""
+    """Global ranks of the members of the group; empty if they are not known."""
     count: int
-    """Collectives that it has called since its process began."""
+    """Number of the group's collectives that the rank has called since its process began."""
     kind: str
-    """Kind of the last one, as `all_reduce`."""
+    """Kind of the last collective that it called, such as `all_reduce`."""
     called_us: int
-    """When it called that, in microseconds since the epoch on its clock."""
+    """Time of that call in microseconds since the epoch on the rank's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCallCounts:
-    """The calls of a rank at a time."""
+    """Progress of a rank in all of its groups at one time."""
 
     rank: int
     at_us: int
-    """On the clock of the rank."""
+    """Time in microseconds since the epoch on the rank's clock."""
     is_waiting: bool
-    """Whether its step had not ended, so that it may wait in its last call."""
+    """Whether the step of the rank had not ended, so that it may wait in its last call."""
     calls: tuple[GroupCalls, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StandingCall:
-    """The last collective that ranks called, and in which they may wait."""
+    """The last collective that some ranks have called, in which they may wait."""
 
     group: str
     kind: str
     number: int
-    """Among the collectives of the group, from 0."""
+    """Number of the collective in its group, from 0."""
     waiting: tuple[int, ...]
     waited_us: int
-    """How long the first of them had waited."""
+    """Microseconds for which the rank that called first has waited."""
     missing: Mapping[int, int]
-    """Members that have not called it, with the count of those that they have called."""
+    """Members that have not called it, each with the number of the group's collectives that it has
+    called.
+    """
     unknown: tuple[int, ...] = ()
-    """Members of which nothing is known."""
+    """Members whose progress is unknown."""
 
     def describe(self) -> str:
-        """Return a sentence."""
+        """Return the call as a sentence: who waits, and for whom."""
         call = f"{self.kind} number {self.number} of group {self.group!r}"
         text = (
             f"{name_first_ranks(self.waiting)} called {call} {self.waited_us / 1e6:.0f} s before "
@@ -91,7 +95,7 @@ class StandingCall:
         return text
 
     def _describe_called(self) -> str:
-        """Return how many of the calls before this one the missing members have called."""
+        """Return how many of the earlier collectives the missing members have called."""
         if not self.number:
             return "no collective of the group"
         before = "the one collective" if self.number == 1 else f"the {self.number} collectives"
@@ -103,12 +107,12 @@ class StandingCall:
 
 
 def find_standing_calls(ranks: Sequence[RankCallCounts]) -> list[StandingCall]:
-    """Return the collectives in which ranks may wait: first those whose missing members wait in
-    none themselves.
+    """Return the collectives in which ranks may wait; those whose missing members wait nowhere
+    themselves come first.
 
-    A rank may wait in the last collective that it has called at all; what it has called in other
-    groups before is over. One that all members have called explains nothing where another one has
-    missing members: these called it last, and are somewhere else since.
+    A rank can only wait in the last collective that it has called in any group. A collective that
+    all members have called explains nothing if another collective has missing members: the members
+    called the complete one last and have gone on since.
     """
     found = list(_iterate_standing_calls(ranks))
     open_calls = [each for each in found if each.missing or each.unknown] or found
@@ -153,11 +157,12 @@ PULSE_ROW = np.dtype(
         ("negative_inf", "<u4"),
     ]
 )
-"""Pulse of one tensor: the number of its kind, maximum, minimum and sum of squares as in tables of
-statistics, and counts of elements that are not finite, which end at 2^32 - 1. Of a tensor on an
-accelerator the counts are 0 or 1, for none and for any."""
+"""Pulse of one tensor: the number of its kind; maximum, minimum and sum of squares as in tables of
+statistics; and counts of NaN and infinities, which end at 2^32 - 1. For a tensor on an accelerator
+a count is only 0 (none) or 1 (some).
+"""
 MAX_STEP_ROWS = 1 << 16
-"""Most pulses of one step."""
+"""Maximum number of pulses in one step."""
 DETAIL_ROW = np.dtype(
     [
         ("row", "<u4"),
@@ -168,15 +173,17 @@ DETAIL_ROW = np.dtype(
         ("fingerprint", f"V{FINGERPRINT_BYTES}"),
     ]
 )
-"""What a step has of some of its tensors beside their pulse: the number of the row, the sum of
-all elements, how many are above, below and equal to zero, and the fingerprint."""
+"""Details of some tensors of a step, in addition to their pulses: the index of the pulse, the sum
+of all elements, the counts of elements above, below and equal to zero, and the fingerprint.
+"""
 MAX_STEP_DETAILS = 1 << 12
-"""Most of them in one step."""
+"""Maximum number of such details in one step."""
 MAX_STEP_NOTES = 64
-"""Most notes of one step."""
+"""Maximum number of notes of watch rules in one step."""
 _TENSOR_BYTES = 4096
-"""What a tensor in full takes besides its elements: memory, and about as much on the disk, so that
-tiny ones do not become files without number."""
+"""Bytes that a full tensor is charged in addition to its elements: its memory, and about as much on
+the disk, so that very small tensors do not become an unlimited number of files.
+"""
 _PACK_ROW = struct.Struct("<IdddIII").pack
 assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")
 _MAX_COUNT = (1 << 32) - 1
@@ -185,7 +192,7 @@ assert DETAIL_ROW.itemsize == struct.calcsize("<IdQQQ") + FINGERPRINT_BYTES
 
 
 class FaultKind(str, Enum):
-    """Why a ring is frozen."""
+    """Reason why a ring is frozen."""
 
     NON_FINITE = "non_finite"
     JUMP = "jump"
@@ -215,55 +222,59 @@ def pack_detail(row: int, moments: FoundMoments, fingerprint: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StepCause:
-    """What a step was computed from."""
+    """Inputs of a step, apart from the model's code: numbers and digests."""
 
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
-    """`loss`, `learning_rate.0`, and what the script noted."""
+    """Numbers by name: `loss`, `learning_rate.0`, and those that the script noted."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """`batch.0`, `random.cpu`: xxh3-64 in hexadecimal digits."""
+    """Digests by name, such as `batch.0` or `random.cpu`: xxh3-64 in hexadecimal digits."""
 
 
 class StepState(NamedTuple):
-    """What the black box keeps of one step of a rank."""
+    """State of one step of a rank, as the black box keeps it."""
 
     iteration: int
     started_us: int
     ended_us: int
-    """Microseconds since the epoch on the rank's clock."""
+    """Time in microseconds since the epoch on the rank's clock."""
     rows: bytes
-    """Elements of `PULSE_ROW` in the order in which they were measured."""
+    """Rows of type `PULSE_ROW` in the order in which they were measured."""
     cause: StepCause = StepCause()
     skipped: int = 0
-    """Tensors that were not measured, because of the budget."""
+    """Number of tensors that were not measured because of the time budget."""
     unfinished: bool = False
-    """Whether the step had not ended."""
+    """Whether the step had not ended when the state was taken."""
     stacks: tuple[str, ...] = ()
     """Stacks of the threads of the process, innermost call first."""
     notes: tuple[str, ...] = ()
-    """What watch rules noted, a sentence each."""
+    """Notes of watch rules, one sentence each."""
     details: bytes = b""
-    """Elements of `DETAIL_ROW`; their rows rise."""
+    """Rows of type `DETAIL_ROW`, in ascending order of the pulses that they belong to."""
     calls: tuple[GroupCalls, ...] = ()
     """How far the rank has come in the collectives of its groups."""
     left_out: int = 0
-    """Tensors that were to be kept in full, and for which the budgets had no room."""
+    """Number of tensors that were to be kept in full but for which the budgets had no room."""
 
 
 class StepTensor(NamedTuple):
-    """A tensor of a step in full."""
+    """All elements of one tensor of a step."""
 
     iteration: int
     kind: TensorKind
     data: bytes | bytearray
-    """The elements in C order, little endian; they do not change any more."""
+    """The elements in C order, little endian; they are not changed any more."""
     row: int | None = None
-    """Number of its row in the step; None for one that was not measured, such as an input."""
+    """Index of the tensor's pulse in the step; None for a tensor without pulse, such as
+    an input.
+    """
     about_fault: bool = False
-    """It is the first one of its step that is not finite, or an input of its operator."""
+    """Whether it is the first tensor of its step that is not finite, or an input of that tensor's
+    operator.
+    """
 
 
 def compute_tensor_bytes(byte_count: int) -> int:
-    """Return how much of `tensor_bytes` a tensor of that size takes."""
+    """Return how many bytes of the budget `tensor_bytes` a tensor of this size takes."""
     return byte_count + _TENSOR_BYTES
 
 
@@ -294,7 +305,7 @@ class FaultNotice:
 
 @dataclass(frozen=True, slots=True)
 class FreezeNotice:
-    """Notice to a rank that its ring was frozen."""
+    """Notice to a rank that its ring has been frozen."""
 
     iteration: int
     text: str
@@ -304,21 +315,24 @@ class FreezeNotice:
 
 _FAR_DEVIATIONS = 10.0
 _FAR_FACTOR = 10.0
-"""Numbers that hardly differ have a deviation near zero, so a number is ten times as large too."""
+"""Least ratio of a number to the median for it to be far above: numbers that hardly differ have a
+deviation near zero, so the deviation alone is not enough.
+"""
 _DEVIATION_SCALE = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation in a normal distribution."""
 
 
 def is_far_above(usual: Sequence[float], number: float, least: int) -> bool:
-    """Return whether a finite number is far above the usual ones, of which there are `least`.
+    """Return whether a finite number is far above the usual numbers; False if these are fewer than
+    `least`.
 
-    They are compared by their logarithms: median and median absolute deviation, which a few
-    outliers among the usual ones do not move. Only positive finite ones count.
+    The logarithms are compared with median and median absolute deviation, which a few outliers
+    among the usual numbers do not move. Only positive finite numbers count as usual.
 
     >>> is_far_above([1.0, 1.1, 0.9] * 4, 50.0, 12), is_far_above([1.0, 1.1, 0.9] * 4, 3.0, 12)
     (True, False)
     """
-    # Cheap, and true of nearly all: the median is not below the smallest one.
+    # This cheap test settles nearly all cases: the median is not below the smallest number.
     smallest = min(usual, default=0.0)
     if smallest > 0 and number <= _FAR_FACTOR * smallest:
         return False

@@ -1,4 +1,4 @@
-"""Dictionaries as bounded caches: names with call numbers, for example, never end."""
+"""Bounded caches on plain dictionaries, for keys without end, such as names with call numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _ValueT = TypeVar("_ValueT")
 
 
 def remember(known: dict[_KeyT, _ValueT], key: _KeyT, value: _ValueT, limit: int) -> _ValueT:
-    """Put a value into a dictionary, which is emptied first when it holds `limit` of them.
+    """Put a value into a dictionary, and return it; a dictionary that holds `limit` values is
+    emptied first.
 
-    A hit stays one lookup of a plain dictionary, `known.get(key)`: this is for the misses.
+    Called only after a miss, so that a hit costs just one lookup: `known.get(key)`.
     """
     if len(known) >= limit:
         known.clear()
@@ -23,6 +24,8 @@ def remember(known: dict[_KeyT, _ValueT], key: _KeyT, value: _ValueT, limit: int
 def look_up(
     known: dict[_KeyT, _ValueT], key: _KeyT, make: Callable[[], _ValueT], limit: int
 ) -> _ValueT:
-    """Return the value of a key, or make it and remember it; None counts as missing."""
+    """Return the value of a key, which is made and remembered if it is missing; None counts as
+    missing.
+    """
     value = known.get(key)
     return remember(known, key, make(), limit) if value is None else value

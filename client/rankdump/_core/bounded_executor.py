@@ -1,4 +1,4 @@
-"""Jobs on a pool of threads, with the bytes limited that those under way hold together."""
+"""Jobs on a pool of threads, with a limit of the bytes that running jobs hold together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def execute_bounded(
     max_bytes: int,
     max_jobs: int = sys.maxsize,
 ) -> Iterator[_Result]:
-    """Yield the result of each job, in the order in which they finish.
+    """Yield the result of each job, in the order in which the jobs finish.
 
-    At most `max_jobs` are on the pool, and one that exceeds the limit of bytes runs alone. When the
-    caller takes no more results, jobs that have not begun are cancelled.
+    At most `max_jobs` jobs are on the pool at once; a job that exceeds `max_bytes` runs alone. When
+    the caller takes no more results, jobs that have not begun are cancelled.
     """
     running: dict[Future[_Result], int] = {}
     finished: SimpleQueue[Future[_Result]] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Callers of a server, their roles, and one table of what each role may call. Pure."""
+"""Callers of a server, their roles, and the table of the methods that each role may call. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 AGENT_ROLE, OPERATOR_ROLE, READER_ROLE, RANK_ROLE = "agent", "operator", "reader", "rank"
 ROLES = (AGENT_ROLE, OPERATOR_ROLE, READER_ROLE, RANK_ROLE)
 ROLE_URI = "rankdump://role/"
-"""Prefix of a role in the alternative names of a certificate, which may have several roles."""
+"""Prefix of the URIs that name roles in the alternative names of a certificate, which may have
+several.
+"""
 
 _READING_ROLES = frozenset({OPERATOR_ROLE, READER_ROLE})
 _ALL_ROLES = frozenset(ROLES)
@@ -31,15 +33,17 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Watch": _ALL_ROLES,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL_ROLES,
 }
-"""Roles that may call each method over TLS; methods that are not listed are refused."""
+"""Roles that may call each method over TLS; a method that is not listed is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallerIdentity:
-    """Identity of a caller; over a socket or unencrypted loopback it is only known to be local."""
+    """Identity of a caller. A caller over a Unix socket or unencrypted loopback is only known to be
+    local.
+    """
 
     name: str
-    """Common name of the certificate; grants nothing."""
+    """Common name of the caller's certificate; it grants nothing."""
     roles: frozenset[str]
     fingerprint: str = ""
     """SHA-256 of the certificate; empty for a local caller."""
@@ -56,7 +60,7 @@ class CallerIdentity:
         return self.fingerprint not in ("", _NO_FINGERPRINT)
 
     def audit_fields(self) -> dict[str, object]:
-        """Return the fields of an audit line about the caller."""
+        """Return the fields that describe the caller in a line of the audit log."""
         if self.is_local:
             return {"who": "local"}
         return {
@@ -89,9 +93,9 @@ def parse_roles(uris: Iterable[str]) -> frozenset[str]:
 def explain_refusal(
     method: str, caller: CallerIdentity, *, revoked: frozenset[str], own: str = ""
 ) -> str:
-    """Return why this caller may not make a call; empty when it may.
+    """Return why this caller may not call a method; empty if it may.
 
-    `own` is the fingerprint of the certificate that may call everything, if there is one.
+    `own` is the fingerprint of the certificate that may call every method, if there is one.
     """
     if caller.is_local:
         return ""

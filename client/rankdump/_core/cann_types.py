@@ -1,5 +1,5 @@
 """Numbers and names of element types and tensor formats in CANN's `bin` files (CANN,
-`dump_data.proto` and `types.h`). Pure. A number that is not listed here is kept as it is.
+`dump_data.proto` and `types.h`). Pure. An unknown number is kept as it is.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CannDataType:
-    """One element type."""
+    """One element type of CANN."""
 
     number: int
     name: str
-    """Without the prefix `DT_`."""
+    """CANN's name without the prefix `DT_`."""
     element: str = ""
-    """Its name in `element_types`; empty where no type there holds it unchanged."""
+    """Name of the type in `_core/element_types.py`; empty if no type there holds its elements
+    unchanged.
+    """
 
 
 _DATA_TYPE_NAMES = (
@@ -72,7 +74,7 @@ DATA_TYPE_NUMBERS = {
     for kind in DATA_TYPES.values()
     if kind.element and kind.number != _RESOURCE_NUMBER
 }
-"""Number of each element type of `element_types` that has one."""
+"""CANN's number of each element type of `_core/element_types.py` that has one."""
 
 _FORMAT_NAME_LIST = [
     "NCHW",
@@ -132,34 +134,36 @@ FORMAT_NUMBERS = {name: number for number, name in FORMAT_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class FormatWord:
-    """Parts of a format's number (CANN, `types.h`)."""
+    """Parts of the number of a tensor format (CANN, `types.h`)."""
 
     number: int
-    """Of `FORMAT_NAMES`: bits 0 to 7."""
+    """Bits 0 to 7: key in `FORMAT_NAMES`."""
     groups: int
-    """Bits 8 to 23; 0 when not given."""
+    """Bits 8 to 23: number of groups; 0 if not given."""
     c0: int
-    """From bits 24 to 27; 0 when not given."""
+    """Bits 24 to 27: the extent C0 that follows from them; 0 if not given."""
 
     @property
     def name(self) -> str:
-        """Name of the format, or its number where it has no known name."""
+        """Name of the format, or its number if the name is unknown."""
         return FORMAT_NAMES.get(self.number, str(self.number))
 
 
 def split_format_word(word: int) -> FormatWord:
-    """Return the parts of a format's number; one of a newer release stays as it is."""
+    """Return the parts of the number of a format; a number of a newer release stays whole."""
     code = word >> 24 & 0xF
     return FormatWord(word & 0xFF, word >> 8 & 0xFFFF, 1 << (code - 1) if code else 0)
 
 
 def name_element_type(number: int) -> str:
-    """Return the name of an element type: numpy's where there is one, else CANN's."""
+    """Return numpy's name of an element type, or CANN's if numpy has none."""
     known = DATA_TYPES.get(number)
     return (known.element or known.name.lower()) if known else f"type {number}"
 
 
 def normalize_element_name(text: str) -> str:
-    """Return the name of an element type that a table spells as CANN or the framework does."""
+    """Return the common name of an element type that a table spells as CANN or the
+    framework does.
+    """
     known = _BY_NAME.get(text.removeprefix(_NAME_PREFIX)) if text.startswith(_NAME_PREFIX) else None
     return name_element_type(known.number) if known else text

@@ -1,5 +1,5 @@
-"""Files of certificates, which are read again when they change; fingerprints of certificates, and
-the list of those that are revoked.
+"""Files of certificates, which are read again when they change; fingerprints of certificates; and
+the list of revoked certificates.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ ReloadCallback = Callable[[Sequence[Path]], None]
 
 
 def ignore_reload(_files: Sequence[Path]) -> None:
-    """Callback that does nothing."""
+    """Do nothing; the default of `on_reload`."""
 
 
 class WatchedFiles(Generic[WatchedValue]):
-    """A value read from files, and again when they change; a failed reload keeps the old value.
+    """A value read from files, and read again when they change; a failed reload keeps the old
+    value.
 
-    Safe to use from several threads. ConfigError when the first read fails.
+    Safe to use from several threads. ConfigError if the first read fails.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class WatchedFiles(Generic[WatchedValue]):
         read: Callable[[Sequence[Path]], WatchedValue],
         on_reload: ReloadCallback = ignore_reload,
     ) -> None:
-        """Call `on_reload` with the files after each reload."""
+        """`on_reload` is called with the files after each reload."""
         self._paths, self._read, self._on_reload = paths, read, on_reload
         self._lock = threading.Lock()
         self._seen = self._signature()
         self._value = read(paths)
 
     def get(self) -> WatchedValue:
-        """Return the current value, or the last one that could be read."""
+        """Return the value of the files as they are now, or the last value that could be read."""
         with self._lock:
             seen = self._signature()
             if seen != self._seen:
@@ -54,7 +55,8 @@ class WatchedFiles(Generic[WatchedValue]):
                     _logger.info("reloaded the files %s", ", ".join(map(str, self._paths)))
                     self._on_reload(self._paths)
                 except ConfigError as error:
-                    # Perhaps only one of the files was replaced so far; later changes are read too.
+                    # Perhaps only one of several files has been replaced so far; their next change
+                    # is read again.
                     _logger.error(
                         "changed files cannot be used; their earlier content stays in use: %s",
                         error,
@@ -66,7 +68,7 @@ class WatchedFiles(Generic[WatchedValue]):
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file; ConfigError when it cannot be read."""
+    """Return the content of a file; ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -85,28 +87,28 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class RevokedCertificates:
-    """Fingerprints of revoked certificates."""
+    """The fingerprints of revoked certificates in a file, which is read again when it changes."""
 
     def __init__(self, path: Path, on_reload: ReloadCallback = ignore_reload) -> None:
-        """ConfigError when the file cannot be read, or a line is not a fingerprint."""
+        """ConfigError if the file cannot be read or a line is not a fingerprint."""
         self._listed = WatchedFiles(
             [path], lambda paths: read_revoked_fingerprints(paths[0]), on_reload
         )
 
     def read_fingerprints(self) -> frozenset[str]:
-        """Return the fingerprints in the file as it is now."""
+        """Return the fingerprints that the file has now."""
         return self._listed.get()
 
 
 def compute_fingerprint(pem: bytes) -> str:
-    """Return the SHA-256 of a certificate's DER form, as openssl prints it without its colons."""
+    """Return the SHA-256 of a certificate's DER form, as openssl prints it but without colons."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
 def read_revoked_fingerprints(path: Path) -> frozenset[str]:
-    """Return the fingerprints of a file: the first word of each line that is not a comment.
+    """Return the fingerprints in a file: the first word of each line that is not a comment.
 
-    ConfigError names the line at fault.
+    ConfigError names the line that is wrong.
     """
     found: set[str] = set()
     for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), 1):

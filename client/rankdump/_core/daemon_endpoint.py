@@ -1,10 +1,10 @@
 """Endpoints of daemons: addresses (`unix:PATH` for a socket of this host, else `HOST:PORT`), and
 the folder of an embedded daemon with its files, users and locks.
 
-The standard input of an embedded daemon is the FIFO `leash`, which every user holds open for
-writing, so the daemon sees the end of the last user, even of a killed one. Each user holds a
-shared lock on `users`. A process that starts a daemon, begins or ceases to use one, or removes
-the folder holds the lock on `door`.
+The standard input of an embedded daemon is the FIFO `leash`. Every user of the daemon holds it open
+for writing, so the daemon notices the end of the last user, even of a killed one. Each user holds a
+shared lock on the file `users`. A process holds the lock on the file `door` while it starts a
+daemon, begins or ceases to use one, or removes the folder.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 from rankdump.errors import UnavailableError
 
 DEFAULT_AGENT_ADDRESS = "unix:/run/rankdump/agent.sock"
-"""Address of a host's agent unless RANKDUMP_AGENT gives another."""
+"""Address of a host's agent unless the variable RANKDUMP_AGENT gives another."""
 DEFAULT_COORDINATOR_ADDRESS = "127.0.0.1:7421"
-"""Address of the coordinator unless RANKDUMP_COORDINATOR gives another."""
+"""Address of the coordinator unless the variable RANKDUMP_COORDINATOR gives another."""
 
 
 def is_socket_address(address: str) -> bool:
-    """Return whether an address is that of a Unix socket."""
+    """Return whether an address names a Unix socket."""
     return address.startswith("unix:")
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `HOST:PORT` is on this host alone.
+    """Return whether an address `HOST:PORT` can only be reached from this host.
 
     >>> is_loopback("[::1]:7420"), is_loopback("node7:29500")
     (True, False)
@@ -47,7 +47,7 @@ def is_loopback(address: str) -> bool:
 
 
 def parse_tcp_address(address: str) -> tuple[str, int] | None:
-    """Return host and port of `HOST:PORT`; None for what is no such address.
+    """Return host and port of an address `HOST:PORT`; None for any other text.
 
     >>> parse_tcp_address("[::1]:7420"), parse_tcp_address("node7")
     (('::1', 7420), None)
@@ -60,11 +60,11 @@ def parse_tcp_address(address: str) -> tuple[str, int] | None:
 
 _POLL_S = 0.02
 _RELEASE_TIMEOUT_S = 2.0
-"""How long a killed process may take to close its files on a busy host."""
+"""Seconds that a killed process may take to close its files on a busy host."""
 
 
 class DaemonFolder:
-    """Folder of an embedded daemon, which may be running or not."""
+    """Folder of an embedded daemon, whether the daemon is running or not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,9 @@ class DaemonFolder:
         self._users, self._lock_file = path / "users", path / "door"
 
     def make(self) -> None:
-        """Make the folder, private to this user; UnavailableError when another user owns it."""
+        """Make the folder, which only this user may enter; UnavailableError if another user owns
+        it.
+        """
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         found = self.path.lstat()
@@ -87,9 +89,9 @@ class DaemonFolder:
 
     @contextlib.contextmanager
     def hold_lock(self, *, wait: bool = True) -> Generator[None, None, None]:
-        """Hold the lock on `door`; FileNotFoundError when the folder was removed.
+        """Hold the lock on `door`; FileNotFoundError if the folder was removed.
 
-        BlockingIOError when another process holds it and `wait` is False.
+        BlockingIOError if another process holds the lock and `wait` is False.
         """
         descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -101,13 +103,15 @@ class DaemonFolder:
             os.close(descriptor)
 
     def register_user(self) -> int:
-        """Return a descriptor that makes this process a user of the folder while it is open."""
+        """Return a descriptor; while it is open, this process is a user of the folder."""
         users = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(users, fcntl.LOCK_SH)
         return users
 
     def is_only_user(self, users: int, *, within_s: float = 0.0) -> bool:
-        """Return whether `users`, from `register_user`, is the only user or is so `within_s`."""
+        """Return whether the descriptor `users` of `register_user` is the only one, or becomes so
+        within `within_s` seconds.
+        """
         deadline_s = time.monotonic() + within_s
         while True:
             try:
@@ -120,7 +124,9 @@ class DaemonFolder:
                 return True
 
     def open_liveness_fifo(self) -> int:
-        """Return a writing end of the daemon's standard input; -1 when no daemon runs here."""
+        """Return a descriptor for writing to the daemon's standard input; -1 if no daemon runs
+        here.
+        """
         try:
             return os.open(self.liveness_fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -130,14 +136,14 @@ class DaemonFolder:
 
     @property
     def has_daemon(self) -> bool:
-        """Whether a daemon runs here."""
+        """Whether a daemon runs in this folder."""
         descriptor = self.open_liveness_fifo()
         if descriptor >= 0:
             os.close(descriptor)
         return descriptor >= 0
 
     def remove_files(self, *, keep_log: bool) -> bool:
-        """Remove the folder, or all but its log; return whether a log was kept."""
+        """Remove the folder, or all of its files except the log; return whether a log was kept."""
         if not (keep_log and self.log.exists()):
             shutil.rmtree(self.path, ignore_errors=True)
             return False
@@ -151,7 +157,8 @@ class DaemonFolder:
     def remove_unused(self, *, keep_log: bool = False, by_daemon: bool = False) -> None:
         """Remove the folder if neither a process nor a daemon uses it and its lock is free.
 
-        A daemon that ends calls it with `by_daemon`. A folder with only a kept log is left.
+        `by_daemon` is set by a daemon that ends. A folder in which only a log was kept is not
+        removed.
         """
         with contextlib.suppress(OSError):
             if not self._users.exists():
@@ -159,7 +166,8 @@ class DaemonFolder:
             with self.hold_lock(wait=False):
                 users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    # A killed process closes the FIFO and loses its lock one after the other.
+                    # The files of a killed process are closed one after the other: the FIFO, then
+                    # the lock.
                     within_s = _RELEASE_TIMEOUT_S if by_daemon else 0.0
                     alone = self.is_only_user(users, within_s=within_s)
                     if alone and (by_daemon or not self.has_daemon):

@@ -1,9 +1,9 @@
-"""How far a training is deterministic: noise runs, in which the environment asks for inputs of
-attached models that are moved by one unit in the last place; and reports about a step that is run
-two times in one process, by the digests of what was observed. Pure.
+"""How far a training is deterministic: noise runs, in which an environment variable requests that
+the inputs of attached models are moved by one unit in the last place; and the comparison of two runs
+of one step in one process, by digests of the observed tensors, with its report. Pure.
 
-The first tensor that differs, in the order of the first run, tells the operator: nothing before it
-differs, and of operators that contain each other the innermost one ends first.
+The first tensor that differs, in the order of the first run, identifies the operator: no tensor
+before it differs, and of nested operators the innermost one ends first.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeAlias
 from rankdump._core.record import TensorSide, name_argument
 
 PERTURB_VARIABLE = "RANKDUMP_PERTURB"
-"""Asks for a noise run; `rankdump run --perturb` sets it."""
+"""Variable that requests a noise run; `rankdump run --perturb` sets it."""
 PERTURB_SETTING = "rankdump.perturb"
-"""Setting of a run card that names what was moved, `1ulp: batch.0`."""
+"""Setting of a run card that names the moved inputs, such as `1ulp: batch.0`."""
 ONE_ULP = "1ulp"
 PERTURBATIONS = (ONE_ULP,)
-"""Allowed values of the variable; unset or empty for a run as it is."""
+"""Allowed values of the variable; if it is unset or empty, nothing is moved."""
 PERTURB_WARNING = (
     f"this is a noise run: the first floating input of each call of an attached model is moved by "
     f"one unit in its last place ({ONE_ULP}), which changes the results of the training"
@@ -29,13 +29,13 @@ PERTURB_WARNING = (
 
 
 def read_perturbation(environ: Mapping[str, str]) -> str:
-    """Return the noise that the environment asks for; empty for none, or for an unknown one."""
+    """Return the perturbation that the environment requests; empty for none or an unknown one."""
     asked = environ.get(PERTURB_VARIABLE, "")
     return asked if asked in PERTURBATIONS else ""
 
 
 def find_perturbation_fault(environ: Mapping[str, str]) -> str:
-    """Return what is wrong with the value of the variable, one sentence; empty for nothing."""
+    """Return a sentence about a wrong value of the variable; empty if the value is allowed."""
     asked = environ.get(PERTURB_VARIABLE, "")
     if not asked or asked in PERTURBATIONS:
         return ""
@@ -43,14 +43,14 @@ def find_perturbation_fault(environ: Mapping[str, str]) -> str:
 
 
 MAX_DIFFERENCES = 64
-"""Differences that a report keeps; the others are counted."""
+"""Maximum number of differences that a report keeps; further ones are only counted."""
 _MAX_NOTES = 8
 _Place: TypeAlias = "tuple[str, str, int, int]"
-"""Operator, side, slot, and how often it was seen before."""
+"""Operator, side, slot, and how often this combination occurred before."""
 
 
 class TensorDigest(NamedTuple):
-    """A tensor that was observed, or another value, such as the state of a generator."""
+    """Digest of an observed tensor, or of another value, such as the state of a generator."""
 
     op_type: str
     op_name: str
@@ -58,12 +58,14 @@ class TensorDigest(NamedTuple):
     slot: int
     argument: str
     kind: str
-    """Element type and shape."""
+    """Element type and shape of the tensor."""
     digest: str
 
     @property
     def place_name(self) -> str:
-        """`input.0`, with the name of an argument that has one: `output.0 (loss)`."""
+        """Place of the tensor, such as `input.0`, with the name of its argument if it has one:
+        `output.0 (loss)`.
+        """
         name = name_argument(self.argument)
         place = f"{self.side.value}.{self.slot}"
         return f"{place} ({name})" if name else place
@@ -71,52 +73,54 @@ class TensorDigest(NamedTuple):
 
 @dataclass(slots=True)
 class RunDigests:
-    """What was observed in one run, in order."""
+    """Digests of all values that were observed in one run, in order."""
 
     digests: list[TensorDigest] = field(default_factory=list[TensorDigest])
     sources: dict[str, str] = field(default_factory=dict[str, str])
-    """`file:line` of the script that made a call, by the name of the operator."""
+    """`file:line` of the script that made a call, by the name of its operator."""
     unread: int = 0
-    """Tensors without a digest."""
+    """Number of tensors that could not be read and have no digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """A tensor that is not the same in both runs."""
+    """A tensor that differs between the two runs."""
 
     op_name: str
     op_type: str
     place: str
-    """`output.0`."""
+    """Place of the tensor, such as `output.0`."""
     reason: str
-    """One clause, such as `its inputs agree, and output.0 differs`."""
+    """Clause that explains the difference, such as `its inputs agree, and output.0 differs`."""
     source: str = ""
     """`file:line` of the script; empty when it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What two runs of one step have in common."""
+    """Result of comparing two runs of one step."""
 
     iteration: int
     rank: int
     compared: int = 0
-    """Tensors and other values of the first run."""
+    """Number of tensors and other values of the first run."""
     differing: int = 0
     differences: tuple[ReplayDifference, ...] = ()
-    """In the order of the first run, at most MAX_DIFFERENCES; the first one is the origin."""
+    """Differences in the order of the first run, at most MAX_DIFFERENCES; the first one is the
+    origin.
+    """
     calls: int = 0
-    """Calls of modules that were observed in the first run."""
+    """Number of calls of modules that were observed in the first run."""
     unread: int = 0
-    """Tensors that could not be read, and were not compared."""
+    """Number of tensors that could not be read and so were not compared."""
     raised: str = ""
-    """Error that the second run raised, where the first one did not."""
+    """Error that the second run raised but not the first."""
     skipped: str = ""
-    """Why there was no second run."""
+    """Reason why there was no second run."""
 
     @property
     def is_deterministic(self) -> bool | None:
-        """Whether everything was the same; None where there was no second run."""
+        """Whether no value differed; None if there was no second run."""
         return None if self.skipped else not (self.differing or self.raised)
 
     def __str__(self) -> str:
@@ -143,9 +147,9 @@ class ReplayReport:
 def compare_runs(
     first: RunDigests, second: RunDigests, *, complete: bool = True
 ) -> tuple[int, tuple[ReplayDifference, ...]]:
-    """Return the number of differences, and the first of them in order.
+    """Return the number of differences, and the first of them in the order of the first run.
 
-    A second run that is not complete lacks what it did not come to, which is no difference.
+    If the second run is not complete, values that it did not reach are no differences.
     """
     other = dict(_number(second.digests))
     found: list[tuple[TensorDigest, str]] = []
@@ -192,7 +196,7 @@ def _make_difference(
 
 
 class ReplayTally:
-    """Replays of a session so far, for the notes at its end."""
+    """Replays of a session so far, for the notes at the end of the session."""
 
     def __init__(self) -> None:
         self._equal = 0
@@ -209,7 +213,9 @@ class ReplayTally:
             self._left_out += 1
 
     def list_notes(self) -> list[str]:
-        """Return a sentence for each replay that differs or was skipped, and one for the others."""
+        """Return a sentence for each replay that differed or was skipped, and one sentence for the
+        remaining replays.
+        """
         notes = [*self._notes]
         if self._left_out:
             notes.append(f"{self._left_out:,} more replays differ or were skipped")

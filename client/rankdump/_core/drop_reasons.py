@@ -1,8 +1,8 @@
 """Reasons why a selected tensor is not in the tree, or less of it than the plan selects: the closed
-list, with cause and remedy of each in the words that commands, logs and docs/guarantees.md have in
-common. Pure.
+list, with cause and remedy of each reason in the words that commands, logs and docs/guarantees.md
+share. Pure.
 
-Balances, rows of the ledger and metrics count by the listed reasons; any other counts as
+Balances, rows of the ledger and metrics count by the listed reasons; any other reason counts as
 OTHER_REASON.
 """
 
@@ -15,7 +15,7 @@ from rankdump._core.units import format_count
 
 
 class DropExplanation(NamedTuple):
-    """Why tensors were dropped, and what prevents it; each continues a sentence."""
+    """Why tensors were dropped, and what prevents it; both texts continue a sentence."""
 
     cause: str
     remedy: str
@@ -25,7 +25,7 @@ OTHER_REASON = "other"
 BUFFER_FULL = "buffer_full"
 STEP_OVERHEAD = "step_overhead"
 DEGRADE_REASONS = (BUFFER_FULL, STEP_OVERHEAD)
-"""Reasons why less than the plan selects is kept of a tensor."""
+"""Reasons for which less of a tensor is kept than the plan selects."""
 
 _NO_LOSS = "no loss: select it in the plan to dump it"
 _PLAIN_COPY = "dump a plain tensor made from it with session.dump"
@@ -41,7 +41,7 @@ _PLAN_TEXTS = {
     "tensor_excluded": ("the plan leaves out this tensor of the operator", _NO_LOSS),
 }
 
-# The tensor cannot be dumped, or not in the form that the plan selects.
+# Reasons in the tensor: it cannot be dumped, or not in the form that the plan selects.
 _TENSOR_TEXTS = {
     "changed_in_place": (
         "the tensor was overwritten in place before its elements were copied",
@@ -123,7 +123,7 @@ _SPACE_TEXTS = {
     "disk_full": ("the disk was full when the file was written", _FREE_SPACE),
 }
 
-# An error on the tensor's way into the tree.
+# Reasons that are errors on the tensor's way into the tree.
 _FAULT_TEXTS = {
     "write_error": ("the file could not be written", "the agent's log has the error of the disk"),
     "name_taken": (
@@ -156,9 +156,11 @@ _FAULT_TEXTS = {
 }
 
 PLAN_REASONS = frozenset(_PLAN_TEXTS)
-"""The agent found that the plan does not select the tensor."""
+"""Reasons that mean that the plan does not select the tensor, as the agent found."""
 SPACE_REASONS = frozenset(_SPACE_TEXTS)
-"""There was no space or time for the tensor: in memory, on the disk, or within a limit."""
+"""Reasons that mean that there was no space or time for the tensor: in memory, on the disk, or
+within a limit.
+"""
 DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
     reason: DropExplanation(*texts)
     for reason, texts in {
@@ -169,27 +171,29 @@ DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
         OTHER_REASON: ("a reason that this version does not know", "use one version everywhere"),
     }.items()
 }
-"""By reason."""
+"""Cause and remedy of each listed reason."""
 DROP_REASONS = frozenset(DROP_EXPLANATIONS)
 
 
 def normalize_reason(reason: str) -> str:
-    """Return a reason as it is counted."""
+    """Return the reason under which a drop is counted: the given one if it is listed, else
+    OTHER_REASON.
+    """
     return reason if reason in DROP_REASONS else OTHER_REASON
 
 
 def normalize_degrade_reason(reason: str) -> str:
-    """Return why a tensor was degraded, as it is counted; older ranks do not say it."""
+    """Return the reason under which a degraded tensor is counted; older ranks do not give one."""
     return reason if reason in DEGRADE_REASONS else BUFFER_FULL
 
 
 def explain_drop(reason: str) -> DropExplanation:
-    """Return cause and remedy of a reason; one that is not listed counts as `other`."""
+    """Return cause and remedy of a reason; a reason that is not listed counts as `other`."""
     return DROP_EXPLANATIONS[normalize_reason(reason)]
 
 
 def describe_drops(dropped: Mapping[str, int]) -> list[str]:
-    """Return one sentence for each reason, most frequent first.
+    """Return one sentence for each drop reason, the most frequent first.
 
     >>> describe_drops({"disk_full": 2})
     ['2 tensors dropped (disk_full): the disk was full when the file was written; free space, or \
@@ -199,7 +203,7 @@ dump to another disk']
 
 
 def describe_degraded(degraded_by: Mapping[str, int]) -> list[str]:
-    """Return one sentence for each reason for which less than the plan selects was kept.
+    """Return one sentence for each degrade reason, the most frequent first.
 
     >>> describe_degraded({"buffer_full": 1})[0].partition(";")[0]
     '1 tensor degraded (buffer_full): less than the plan selects was kept'
@@ -217,5 +221,5 @@ def _describe_reasons(counts: Mapping[str, int], verb: str, effect: str = "") ->
 
 
 def count_lost(dropped: Mapping[str, int]) -> int:
-    """Return how many tensors were lost; those that the plan does not select are no loss."""
+    """Return how many tensors were lost; a tensor that the plan does not select is no loss."""
     return sum(count for reason, count in dropped.items() if reason not in PLAN_REASONS)

@@ -1,7 +1,7 @@
 """Element types: their common names, their sizes, and how each one is stored in an npy file. Pure.
 
-Types that numpy lacks are widened to float32 on disk, as MindSpore does for bfloat16 (MindSpore
-2.3, Dump guide); the record keeps the original name.
+Types that numpy lacks are widened to float32 in files, as MindSpore does for bfloat16 (MindSpore
+2.3, Dump guide); the record keeps the name of the original type.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class ElementType:
     """One element type."""
 
     name: str
-    """Common name, as in `float32` or `bfloat16`."""
+    """Common name, such as `float32` or `bfloat16`."""
     item_bytes: int
-    """Bytes of one element as the framework holds it."""
+    """Size of one element in bytes, as the framework holds it."""
     descr: str
-    """Type string of the npy header, little endian."""
+    """Type string in the header of an npy file, little endian."""
 
     @property
     def is_widened(self) -> bool:
-        """Whether the file holds float32 because numpy has no such type."""
+        """Whether files hold float32 because numpy has no such type."""
         return self.name in _WIDENED_TYPES
 
 
@@ -51,9 +51,10 @@ _NUMPY_DESCRS = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-# name -> (exponent bits, mantissa bits, bias, kind); kinds after the OCP 8-bit float paper and
-# the fn / fnuz variants that ml_dtypes names: "ieee" has infinities, "fn" one NaN per sign,
-# "fnuz" a single NaN at 0x80 and no negative zero, "exp" is a power of two without sign.
+# name -> (exponent bits, mantissa bits, bias, kind). The kinds are those of the OCP 8-bit float
+# paper and of the fn / fnuz variants that ml_dtypes names: "ieee" has infinities, "fn" has one NaN
+# per sign, "fnuz" has a single NaN at 0x80 and no negative zero, "exp" is a power of two without
+# sign.
 _FLOAT8_FORMS = {
     "float8_e5m2": (5, 2, 15, "ieee"),
     "float8_e4m3fn": (4, 3, 7, "fn"),
@@ -71,7 +72,7 @@ ELEMENT_TYPES = {
 
 
 def get_element_type(name: str) -> ElementType:
-    """Return the type of that name; UnsupportedError when no npy file can hold it."""
+    """Return the element type with this name; UnsupportedError if no npy file can hold it."""
     try:
         return ELEMENT_TYPES[name]
     except KeyError:
@@ -79,7 +80,7 @@ def get_element_type(name: str) -> ElementType:
 
 
 def convert_to_stored(name: str, data: memoryview) -> memoryview:
-    """Return the bytes of a file for these raw elements; a new buffer only if they are widened."""
+    """Return raw elements as an npy file stores them, in a new buffer only if they are widened."""
     if name not in _WIDENED_TYPES:
         return data
     elements = np.frombuffer(data, dtype=np.uint8)
@@ -91,10 +92,10 @@ def convert_to_stored(name: str, data: memoryview) -> memoryview:
 
 
 def convert_from_stored(name: str, stored: memoryview) -> tuple[memoryview, ...]:
-    """Return the raw elements that `convert_to_stored` turns into these bytes; () for none.
+    """Return the raw elements that `convert_to_stored` turns into `stored`; () if there are none.
 
-    An 8-bit type with several codes for NaN stores them all alike. The result then has one
-    candidate for each code, in which every NaN has that code.
+    An 8-bit type with several codes for NaN stores all of them alike. The result then has one
+    candidate for each code; every NaN of a candidate has that code.
     """
     if name not in _WIDENED_TYPES:
         return (stored,)
@@ -116,7 +117,7 @@ def convert_from_stored(name: str, stored: memoryview) -> tuple[memoryview, ...]
 
 
 class _Float8Codes(NamedTuple):
-    """Values of an 8-bit type as sorted float32 words, and the lowest byte of each."""
+    """All values of an 8-bit type as sorted float32 bit patterns, and the lowest code of each."""
 
     words: npt.NDArray[np.uint32]
     bytes: npt.NDArray[np.uint8]
@@ -134,7 +135,7 @@ def _view_bytes(elements: npt.NDArray[Any]) -> memoryview:
 
 @cache
 def _make_float8_table(name: str) -> npt.NDArray[np.float32]:
-    """Return the 256 values of an 8-bit float type, indexed by its byte."""
+    """Return the 256 values of an 8-bit float type, indexed by the code."""
     exponent_bits, mantissa_bits, bias, kind = _FLOAT8_FORMS[name]
     values = [_decode_float8(byte, exponent_bits, mantissa_bits, bias, kind) for byte in range(256)]
     return np.array(values, dtype="<f4")

@@ -1,5 +1,5 @@
-"""Events of a rank, in columns, and the findings of the merge: input and remarks of the global
-execution order. Pure values.
+"""Events of a rank in columns, which are the input of the merge into the global execution order,
+and the findings of the merge. Pure values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class EventKind(IntEnum):
-    """Kind of an event; the numbers are those on the wire."""
+    """Kind of an event; the numbers are used on the wire."""
 
     OPERATOR = 1
     ALL_REDUCE = 2
@@ -31,25 +31,25 @@ class EventKind(IntEnum):
 
     @property
     def is_collective(self) -> bool:
-        """Whether every member of the group takes part."""
+        """Whether every member of the group takes part in the event."""
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
     @property
     def other_end(self) -> EventKind | None:
-        """Kind of the event at the other end of a message; None for no message."""
+        """Kind of the event at the other end of a message; None if the event is no message."""
         ends = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
         return ends.get(self)
 
 
 class CallOutcome(IntEnum):
-    """How a collective or message ended on a rank; the numbers are those on the wire."""
+    """How a collective or message ended on a rank; the numbers are used on the wire."""
 
     UNKNOWN = 0
-    """It is open, or only the call returned: an accelerator may still work on it."""
+    """It is still open, or only the call has returned: an accelerator may still work on it."""
     COMPLETE = 1
-    """It was carried out."""
+    """It has completed."""
     FAILED = 2
-    """It raised, which states nothing about the other members."""
+    """It raised an error, which says nothing about the other members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +75,27 @@ UNSEEN_REASON_TEXTS: dict[str, str] = {
     UnseenReason.CUDA_GRAPH: "a CUDA graph captured the call, and its replays are not seen",
     UnseenReason.UNREADABLE_CALL: "the call could not be read; a warning of the rank has the error",
 }
-"""By reason; those of a newer rank may not be among them."""
+"""Text of each reason; a reason that a newer rank sends may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnseenCollectives:
-    """Collectives of one iteration that a rank executed and that are not among its events."""
+    """Collectives of one iteration that a rank executed but for which it has no events."""
 
     iteration: int
     group: str
-    """Name of the process group; empty when it is not known."""
+    """Name of the process group; empty if it is not known."""
     count: int
-    """0 when the number is not known."""
+    """Number of the collectives; 0 if it is not known."""
     reason: str
     """A value of `UnseenReason`, or one that a newer version added."""
 
 
 OPEN_END_POSITION = (1 << 63) - 1
-"""End position of an event that is not complete; its `end_us` is its start. A complete event is
-reported again at the same position, and replaces the first report. So is one that has failed: it
-stays incomplete, and its `end_us` is the time of the failure."""
+"""End position of an event that is not complete. The `end_us` of an open event is its start; when
+the event completes, it is reported again at the same position and replaces the first report. A
+failed event stays incomplete; its `end_us` is the time of the failure.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +105,34 @@ class RankEvent:
     graph: int
     iteration: int
     position: int
-    """Place of its start in the rank's program, rising by one per event."""
+    """Position of the event's start in the rank's program; it rises by one with each event."""
     end_position: int
-    """The rank's position when it was complete; equal to `position` when it blocked, and
-    OPEN_END_POSITION while it is not complete."""
+    """Position of the rank when the event was complete; equal to `position` if the event blocked
+    the rank, OPEN_END_POSITION while the event is not complete.
+    """
     name: str
     kind: EventKind
     start_us: int
-    """Microseconds since the epoch on the rank's own clock."""
+    """Time in microseconds since the epoch on the rank's own clock."""
     end_us: int
     stream: int = 0
     group: str = ""
     sequence: int = 0
-    """Number of the collective in its group; of a message in its (group, sender, receiver)."""
+    """Number of a collective in its group, or of a message among those with its group, sender and
+    receiver.
+    """
     element_count: int = 0
     dtype: str = ""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
     stall_us: int = 0
-    """Of a collective or message: time for which dumping had held the rank up since its session
-    began, when it started."""
+    """For a collective or message: microseconds for which dumping had delayed the rank from the
+    start of its session until the event started.
+    """
     source: str = ""
-    """Of a collective or message: `file:line` of the script that made it; empty when unknown."""
+    """For a collective or message: `file:line` of the script that called it; empty if unknown."""
     outcome: int = CallOutcome.UNKNOWN
-    """Of a collective or message, as in `CallOutcome`."""
+    """For a collective or message: a value of `CallOutcome`."""
 
 
 EVENT_COLUMN_TYPES: dict[str, str] = {
@@ -149,7 +154,9 @@ EVENT_COLUMN_TYPES: dict[str, str] = {
     "source": "u4",
     "outcome": "u1",
 }
-"""Column names and their element types; TEXT_COLUMNS index the string table."""
+"""Column names and their element types; columns named in TEXT_COLUMNS hold indices into the string
+table.
+"""
 TEXT_COLUMNS = ("name", "group", "dtype", "source")
 CALL_COLUMNS = (
     "group",
@@ -161,7 +168,9 @@ CALL_COLUMNS = (
     "source",
     "outcome",
 )
-"""Columns of collectives and messages only; operators have the defaults of `RankEvent`."""
+"""Columns that only collectives and messages use; in events of operators they have the defaults of
+`RankEvent`.
+"""
 
 EventColumn: TypeAlias = npt.NDArray[Any]
 
@@ -171,24 +180,27 @@ class EventColumns:
     """Many events of one rank; element i of every column describes event i."""
 
     names: Sequence[str]
-    """String table; index 0 is the empty text. Many batches may share one, which may grow."""
+    """String table; index 0 is the empty text. Several batches may share a table that grows."""
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, EventColumn]
-    """The columns of EVENT_COLUMN_TYPES, all of one length; not to be changed."""
+    """The columns named in EVENT_COLUMN_TYPES, all of one length; they must not be changed."""
     stalled_us: int = 0
-    """Time for which dumping had held the rank up from the session's start to `sent_us`."""
+    """Microseconds for which dumping had delayed the rank from the session's start to `sent_us`."""
     sent_us: int = 0
-    """When the batch was sent, on the rank's clock; 0 when unknown. All events that began a second
-    earlier have been reported."""
+    """Time at which the batch was sent, in microseconds on the rank's clock; 0 if unknown. All
+    events that began at least a second earlier have been reported.
+    """
     unseen: tuple[UnseenCollectives, ...] = ()
-    """Collectives that are in no batch; their iteration may have no event in this one."""
+    """Collectives for which no batch has an event; their iteration need not have events in this
+    batch.
+    """
 
     def __len__(self) -> int:
         return len(self.columns["position"])
 
     @staticmethod
     def from_events(events: list[RankEvent], groups: tuple[ProcessGroup, ...] = ()) -> EventColumns:
-        """Gather events into columns."""
+        """Return events as columns."""
         table = {"": 0}
         columns: dict[str, EventColumn] = {}
         for field, code in EVENT_COLUMN_TYPES.items():
@@ -200,7 +212,7 @@ class EventColumns:
 
 
 class FindingKind(str, Enum):
-    """Kind of a finding."""
+    """Kind of a finding of the merge."""
 
     OPERATION_MISMATCH = "operation_mismatch"
     """Members of one collective call different operations."""
@@ -209,19 +221,19 @@ class FindingKind(str, Enum):
     DTYPE_MISMATCH = "dtype_mismatch"
     """Members of one collective call give different element types."""
     MISSING_MEMBER = "missing_member"
-    """A rank that executed other things never arrived at a collective."""
+    """A rank that executed other events never arrived at a collective."""
     SILENT_RANK = "silent_rank"
     """A member reported no event of the iteration."""
     ENDED_RANK = "ended_rank"
     """The process of a rank ended, or its session was lost, before the rank ended its session."""
     LONE_MESSAGE = "lone_message"
-    """A send without its receive, or a receive without its send."""
+    """A send has no receive, or a receive has no send."""
     CYCLE = "cycle"
-    """Collectives or messages that wait for each other in a circle."""
+    """Collectives or messages wait for each other in a cycle."""
     SEQUENCE_DIFFERENCE = "sequence_difference"
-    """Ranks whose collectives agree executed different operators."""
+    """Ranks executed different operators, although their collectives agree."""
     GAP = "gap"
-    """Events of a rank were lost on their way, so an absence there proves nothing."""
+    """Events of a rank were lost before they were merged, so an absent event proves nothing."""
     CONFLICT = "conflict"
     """A rank reported two different events at one position."""
     PARTIAL = "partial"
@@ -231,29 +243,33 @@ class FindingKind(str, Enum):
     UNPUBLISHED = "unpublished"
     """The order of an iteration could not be written."""
     COLLECTIVES_NOT_SEEN = "collectives_not_seen"
-    """Ranks executed collectives that are not in the order."""
+    """Ranks executed collectives that are not in the execution order."""
     TWO_TREES = "two_trees"
-    """Ranks of one job dump into different trees: its order is in one of them."""
+    """Ranks of one job dump into different trees; the execution order is in only one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something odd in an iteration."""
+    """An anomaly in an iteration."""
 
     kind: FindingKind
     iteration: int
     text: str
-    """One sentence, complete in itself: it names iteration, ranks and operators."""
+    """A sentence that is complete in itself: it names iteration, ranks and operators."""
     ranks: tuple[int, ...] = ()
-    """Ranks concerned: missing ones, different ones, or ones that lost events."""
+    """Ranks that the finding is about: missing ranks, ranks that differ, or ranks that
+    lost events.
+    """
     group: str = ""
     sequence: int = -1
-    """Number of the collective or message; -1 for none."""
+    """Number of the collective or message; -1 if the finding is about none."""
     name: str = ""
-    """The operator concerned; of a missing member the last one that it did execute."""
+    """The operator that the finding is about; for a missing member, the last operator that it
+    executed.
+    """
     position: int = -1
-    """Position of that operator in the program of the first of the ranks; -1 for none."""
+    """Position of that operator in the program of the first of `ranks`; -1 if there is none."""
     provisional: bool = False
-    """The iteration still runs, so what is missing may yet arrive."""
+    """Whether the iteration is still running, so that what is missing may yet arrive."""
     attempt: int = 0
     """Number of the attempt that ran the iteration."""

@@ -1,5 +1,5 @@
-"""Files of the global execution order in a tree: names, columns, and lines in both directions.
-Pure: no clock, no disk, no network.
+"""Files of the global execution order in a tree: names, columns, and formatting and parsing of
+lines. Pure: no clock, no disk, no network.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
 
 GLOBAL_ORDER_FOLDER = "global_execution_order"
-"""Folder under the root of a tree that holds the files below."""
+"""Folder in the root of a tree with the files of the execution order."""
 FINDINGS_FILE = "findings.jsonl"
-"""Findings of the merge, one JSON object a line; absent when there are none."""
+"""File of the findings of the merge, one JSON object per line; absent if there are none."""
 ORDER_JOB_FILE = "execution_order.job"
-"""The id of the job that the plain names belong to."""
+"""File with the id of the job whose order files have plain names."""
 
 
 def _parse_count(text: str) -> int:
@@ -56,7 +56,7 @@ _CELL_READERS: Mapping[str, Callable[[str], Any]] = {
     "peer": int,
 }
 ORDER_COLUMNS: tuple[str, ...] = tuple(_CELL_READERS)
-"""Fields of an entry, in the order of a line."""
+"""Names of the fields of an entry, in the order in which a line has them."""
 ORDER_HEADER = ",".join(ORDER_COLUMNS) + "\n"
 """The first line of an order file."""
 
@@ -72,37 +72,38 @@ class OrderFileName(NamedTuple):
 
     graph: int
     tag: str
-    """Tag of the job; empty for the one that has the plain names."""
+    """Tag of the job; empty for the job whose files have plain names."""
     attempt: int = 0
 
 
 def make_order_file_name(graph: int, suffix: str = "csv", attempt: int = 0) -> str:
-    """Return the name of a graph's order: a `csv` file, or a folder of `parquet` or `trace`.
+    """Return the name of a graph's execution order: a `csv` file, or a folder for `parquet` or
+    `trace`.
 
-    Attempts after the first have files of their own, because they run iterations again.
+    Attempts after the first have files of their own, because they repeat iterations.
     """
     number = f"_attempt_{attempt}" if attempt else ""
     return f"execution_order_graph_{graph}{number}.{suffix}"
 
 
 def make_trace_file_name(iteration: int) -> str:
-    """Return the name of an iteration's trace in the folder of its graph."""
+    """Return the name of an iteration's trace in the trace folder of its graph."""
     return f"iteration_{iteration}.json"
 
 
 def make_parquet_file_name(iteration: int) -> str:
-    """Return the name of an iteration's table in the folder of its graph."""
+    """Return the name of an iteration's Parquet file in the folder of its graph."""
     return f"iteration_{iteration}.parquet"
 
 
 def parse_order_file_name(file_name: str) -> OrderFileName | None:
-    """Return what an order file is named after; None for other files."""
+    """Return the parts of the name of an order file; None for any other file."""
     found = _ORDER_NAME.fullmatch(file_name)
     return OrderFileName(int(found[1]), found[3] or "", int(found[2] or 0)) if found else None
 
 
 def make_job_tag(job_id: str) -> str:
-    """Return the tag of a job in the names of its files, when another job has the plain names."""
+    """Return the tag that a job has in its file names if another job has the plain names."""
     tag = sanitize_name(job_id)[:_MAX_TAG_CHARACTERS]
     if tag != job_id:
         digest = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -111,22 +112,22 @@ def make_job_tag(job_id: str) -> str:
 
 
 def add_job_tag(file_name: str, tag: str) -> str:
-    """Return the name of a file for a job with that tag; an empty tag changes nothing."""
+    """Return a file name with the tag of a job; an empty tag changes nothing."""
     stem, _, suffix = file_name.rpartition(".")
     return f"{stem}.{tag}.{suffix}" if tag else file_name
 
 
 def format_order_field(text: str) -> str:
-    """Return a name as a field of a line, quoted where CSV needs it.
+    """Return a name as a field of a line, quoted if CSV requires it.
 
-    A control character in it becomes a blank, so that one entry is always one line.
+    A control character in the name becomes a blank, so that one entry is always one line.
     """
     text = text.translate(_CONTROL_CHARACTERS)
     return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
 
 
 def format_order_line(entry: OrderEntry) -> str:
-    """Return the line of an entry."""
+    """Return an entry of the execution order as a line."""
     cells = (
         entry.position,
         entry.iteration,
@@ -149,7 +150,7 @@ def format_order_line(entry: OrderEntry) -> str:
 
 
 def parse_order_line(line: str, attempt: int = 0) -> OrderEntry:
-    """Read a line of the file of an attempt; CorruptedError names the line and the fault."""
+    """Parse a line of an order file of an attempt; CorruptedError names the line and the fault."""
     try:
         (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
         row = zip(_CELL_READERS.items(), cells, strict=True)
@@ -162,12 +163,12 @@ def parse_order_line(line: str, attempt: int = 0) -> OrderEntry:
 
 
 def format_finding_line(finding: Finding) -> str:
-    """Return the line of a finding: a JSON object with its fields."""
+    """Return a finding as a line: a JSON object with the finding's fields."""
     return json.dumps(make_plain(finding)) + "\n"
 
 
 def parse_finding_line(line: str) -> Finding:
-    """Read a finding; CorruptedError names the line and the fault."""
+    """Parse the line of a finding; CorruptedError names the line and the fault."""
     try:
         return read_json(Finding, json.loads(line), defaults=True)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Forecast of the files, bytes, disk space and time that a plan needs, from its iterations so far,
-and of limits that the remaining iterations of running jobs exceed. Pure: no clock, no disk, no
-network.
+"""Forecast of the files, bytes, disk space and time that a plan needs, based on its iterations so
+far, and of the limits that the remaining iterations of running jobs will exceed. Pure: no clock, no
+disk, no network.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rankdump._core.units import format_bytes
 KEEP_FREE_RATIO = 0.1
 """Share of a disk that agents leave free by default."""
 FEW_ITERATIONS = 10
-"""A plan without an end is reported when fewer iterations than these fit."""
+"""A plan without an end is reported if fewer iterations than this fit on the disk."""
 _BLOCK_BYTES = 4096
 _MAX_COUNT = (1 << 63) - 1
-"""Limit of counts and sums, which must fit into a message; agents may report any number."""
+"""Limit of counts and sums, which must fit into a message: agents may report any number."""
 _RECORD_BYTES = 400
-"""A tensor in a manifest, on average."""
+"""Average bytes of a tensor's record in a manifest."""
 _ROW_BYTES = 200
-"""A row of statistics, on average."""
+"""Average bytes of a row of statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,22 @@ class DumpSize:
 
     tensors: int = 0
     files: int = 0
-    """Files on the disk, tables and manifests included; links to the same bytes count once."""
+    """Number of files on the disk, including tables and manifests; links to the same bytes count
+    once.
+    """
     folders: int = 0
     bytes_in: int = 0
     bytes_stored: int = 0
     disk_bytes: int = 0
-    """In whole blocks, folders included."""
+    """Bytes on the disk in whole blocks, including folders."""
     stall_us: int = 0
-    """Longest time that a rank was held up."""
+    """Longest time in microseconds for which dumping delayed a rank."""
     wall_us: int = 0
-    """From the first tensor of a rank to its last."""
+    """Longest time in microseconds from the first tensor of a rank to its last."""
 
     @property
     def inodes(self) -> int:
-        """Files and folders."""
+        """Number of files and folders."""
         return self.files + self.folders
 
 
@@ -64,25 +66,25 @@ class ObservedDump:
     """Sizes measured in a dump."""
 
     iterations: int
-    """Number of iterations that are complete on the same ranks."""
+    """Number of iterations that are complete on all measured ranks."""
     ranks: int
     per_iteration: DumpSize
-    """The largest iteration."""
+    """Size of the largest iteration."""
     per_job: DumpSize
-    """Constants, graphs and orders, which are written once."""
+    """Size of what is written once: constants, graphs and execution orders."""
     problems: tuple[str, ...] = ()
-    """Sentences about manifests that could not be read, whose iterations are not in it."""
+    """Sentences about unreadable manifests, whose iterations are not part of the sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskCapacity:
-    """A disk, and how much of it agents leave free."""
+    """Capacity of a disk, and the part of it that agents leave free."""
 
     free_bytes: int
     total_bytes: int
     free_inodes: int = 0
     total_inodes: int = 0
-    """0 where the disk has no limit of inodes."""
+    """Number of inodes of the disk; 0 if it has no limit of inodes."""
     keep_free_ratio: float = KEEP_FREE_RATIO
 
     @property
@@ -92,11 +94,11 @@ class DiskCapacity:
 
     @property
     def usable_inodes(self) -> int | None:
-        """Inodes that a dump may take; None where there is no limit."""
+        """Inodes that a dump may take; None if there is no limit."""
         return max(0, self.free_inodes) if self.total_inodes else None
 
     def count_fitting(self, each: DumpSize, once: DumpSize = _NOTHING) -> int:
-        """Return how many times a size fits beside another one."""
+        """Return how many times the size `each` fits beside the size `once`."""
         fitting = _count_times(self.usable_bytes - once.disk_bytes, each.disk_bytes)
         if self.usable_inodes is None:
             return fitting
@@ -111,10 +113,12 @@ def _count_times(left: int, each: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DumpForecast:
-    """Needs of a plan, and whether the disk meets them."""
+    """Needs of a plan, and whether the disk can satisfy them."""
 
     iterations: int | None
-    """None where the plan has no end; the sizes are then those of one iteration."""
+    """Number of iterations of the plan; None if it has no end: the sizes are then those of one
+    iteration.
+    """
     tensors: int
     files: int
     bytes_in: int
@@ -124,17 +128,19 @@ class DumpForecast:
     wall_us: int
     usable_bytes: int
     total_bytes: int
-    """Of the disk."""
+    """Capacity of the disk in bytes."""
     keep_free_ratio: float
     fitting: int
-    """How many iterations fit."""
+    """Number of iterations that fit on the disk."""
     fits: bool
     reason: str = ""
-    """Why it does not fit; empty when it does."""
+    """Why the dump does not fit; empty if it fits."""
 
 
 def count_planned_iterations(iterations: IterationSelection, *, after: int = -1) -> int | None:
-    """Return how many iterations a plan selects, after that one; None for one without an end."""
+    """Return how many iterations after the iteration `after` a plan selects; None for a plan
+    without an end.
+    """
     if iterations.spans is None:
         return None
     count, behind = 0, after
@@ -148,9 +154,9 @@ def count_planned_iterations(iterations: IterationSelection, *, after: int = -1)
 def forecast_dump(
     observed: ObservedDump, iterations: int | None, capacity: DiskCapacity
 ) -> DumpForecast:
-    """Return the forecast for that many iterations.
+    """Return the forecast for this number of iterations.
 
-    None stands for a plan without an end, which fits as long as one more iteration does.
+    None stands for a plan without an end, which fits if one more iteration fits.
     """
     count = 1 if iterations is None else iterations
     every, once = multiply_size(observed.per_iteration, count), observed.per_job
@@ -175,10 +181,11 @@ def forecast_dump(
 
 
 def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> DumpSize:
-    """Return the size of an iteration of a rank by its sums, without a look at its files.
+    """Return the size of an iteration of a rank, estimated from its sums without looking at its
+    files.
 
-    A file is rounded up to whole blocks, half a block on average; `tabulated` tensors have a row
-    of statistics each. Tensors that share a file count as if they had one of their own.
+    A file is rounded up to whole blocks, which adds half a block on average. `tabulated` says that
+    each tensor has a row of statistics. A tensor that shares a file counts as if it had its own.
     """
     rows = status.kept_tensors if tabulated else status.degraded
     blocks = status.stored * _BLOCK_BYTES
@@ -202,12 +209,12 @@ def multiply_size(taken: DumpSize, count: int) -> DumpSize:
 
 
 def find_largest_size(some: Sequence[DumpSize]) -> DumpSize:
-    """Return the size with most disk bytes, with the longest times of any."""
+    """Return the size with the most disk bytes, combined with the longest times of all sizes."""
     return _set_longest_times(max(some, key=lambda taken: taken.disk_bytes), some)
 
 
 def sum_sizes(some: Iterable[DumpSize]) -> DumpSize:
-    """Return the sum of sizes; times are the longest, because ranks run in parallel."""
+    """Return the sum of sizes, with the longest of their times, because ranks run in parallel."""
     every = list(some)
     total = DumpSize(*map(sum, zip(*map(astuple, every), strict=True)))
     return _set_longest_times(total, every)
@@ -237,23 +244,26 @@ def _explain_shortage(observed: ObservedDump, count: int, capacity: DiskCapacity
 
 @dataclass(frozen=True, slots=True)
 class _SpaceLimit:
-    """A limit of space, and its wording."""
+    """A limit of space, and the words that describe it."""
 
     capacity: DiskCapacity
     where: str
     available: str
-    """Text for the available bytes, with `{}` in their place."""
+    """Text about the available bytes, with `{}` in the place of the number."""
     tensors_only: bool = False
-    """Tables, manifests and the rest of a file's last block do not count."""
+    """Whether only bytes of tensors count, and not tables, manifests and the unused part of a
+    file's last block.
+    """
 
 
 def estimate_job_need(
     session: SessionStatus, plan: DumpPlan, root: str, iterations: Iterable[IterationStatus]
 ) -> JobNeed | None:
-    """Return what a session still has to dump, by the largest iteration that it ended.
+    """Return the space that a session still needs, based on the largest iteration that it has
+    ended.
 
-    None where nothing is known or left to dump: before the first end, for a session that is not
-    open, and where only operators that raise or overflow are dumped.
+    None if nothing is known or left to dump: before the first iteration has ended, for a session
+    that is not open, and for a plan that dumps only operators that raise or overflow.
     """
     selection = plan.selection
     ended = [status for status in iterations if status.complete]
@@ -277,7 +287,7 @@ def estimate_job_need(
 
 
 def sum_job_needs(needs: Iterable[JobNeed]) -> tuple[JobNeed, ...]:
-    """Return what each job needs in each tree, all of its ranks together."""
+    """Return the needs of each job in each tree, summed over its ranks."""
     found: dict[tuple[str, str], JobNeed] = {}
     for need in needs:
         key = need.job_id, need.root
@@ -287,10 +297,13 @@ def sum_job_needs(needs: Iterable[JobNeed]) -> tuple[JobNeed, ...]:
 
 
 def limit_need_to_retention(need: JobNeed, retain_bytes: int, used_bytes: int) -> JobNeed:
-    """Return the need until old iterations are retired, as they are above `retain_bytes`."""
+    """Return the need of a job until its old iterations are retired, which happens above
+    `retain_bytes`.
+    """
     if not retain_bytes or not need.bytes_stored:
         return need
-    # One more: an old iteration is retired after a new one has come.
+    # One iteration more than fit, because an old iteration is retired only after a new one has
+    # come.
     most = max(0, retain_bytes - used_bytes) // need.bytes_stored + 1
     return replace(need, iterations=min(need.iterations or most, most))
 
@@ -321,7 +334,8 @@ def _add_needs(one: JobNeed, other: JobNeed) -> JobNeed:
     endless = not (one.iterations and other.iterations)
     return replace(
         one,
-        # A rank that is ahead has fewer left, and the others catch up soon.
+        # A rank that is ahead of the others has fewer iterations left, but the others catch up
+        # soon.
         iterations=0 if endless else max(one.iterations, other.iterations),
         bytes_stored=min(_MAX_COUNT, one.bytes_stored + other.bytes_stored),
         disk_bytes=min(_MAX_COUNT, one.disk_bytes + other.disk_bytes),
@@ -384,7 +398,9 @@ def _make_dump_size(need: JobNeed, limit: _SpaceLimit) -> DumpSize:
 
 
 def _describe_shortage(who: str, needed: DumpSize, limit: _SpaceLimit, *, short: int = 1) -> str:
-    """Describe needed and available bytes, or files if `short` times the bytes would fit."""
+    """Return a text about needed and available bytes, or about files if `short` times the bytes
+    would fit.
+    """
     capacity = limit.capacity
     if short * needed.disk_bytes > capacity.usable_bytes:
         available = limit.available.format(format_bytes(capacity.usable_bytes))

@@ -1,9 +1,9 @@
-"""Record of a freeze of the black box: why it was frozen, what each rank had, and which ranks are
+"""Record of a freeze of the black box: the cause, the steps of each rank, and the ranks that are
 missing. Pure: values, JSON and names.
 
 Each agent writes one file `.rankdump/black_box.{host}.{digest}.json` into the frozen tree, after
-everything else: an object with `version` (1) and the fields of `FreezeRecord`. Numbers of a step
-are texts, because JSON has no NaN.
+all other files: a JSON object with `version` (1) and the fields of `FreezeRecord`. Numbers of a
+step are texts, because JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
 
 BLACK_BOX_FOLDER = "blackbox"
-"""Folder beside the dump of a job with its frozen trees, one for each iteration."""
+"""Folder beside the dump of a job that holds its frozen trees, one for each iteration."""
 MAX_RECORD_BYTES = 1 << 30
-"""A larger file is not a record of a freeze."""
+"""Maximum size of a record; a larger file is not accepted as one."""
 NO_FREEZE_REASON = "no reason was given"
-"""Text of the cause of people who say none."""
+"""Text of the cause if a person requests a freeze without giving a reason."""
 _VERSION = 1
 _RECORD_PATTERN = re.compile(r"black_box\.[A-Za-z0-9._-]+\.json")
 _DIGEST_BYTES = 4
@@ -33,89 +33,91 @@ _DIGEST_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FrozenCause:
-    """Why the ring was frozen, or would have been if it had not been already."""
+    """Why a ring was frozen, or would have been frozen if it had not been frozen already."""
 
     kind: FaultKind
     iteration: int
     text: str
-    """A sentence."""
+    """A sentence about the cause."""
     at_us: int
-    """When the agent learned it, in microseconds since the epoch."""
+    """Time at which the agent learned of the cause, in microseconds since the epoch."""
     rank: int | None = None
-    """None when no rank found it."""
+    """Rank that found the cause; None if no rank did."""
     op_type: str = ""
     op_name: str = ""
-    """The operator that it is about; empty when it is about none."""
+    """Operator that the cause is about; empty if there is none."""
     side: str = ""
     slot: int = 0
     argument: str = ""
     source: str = ""
-    """`file:line` of the script; empty when it is not known."""
+    """`file:line` of the script; empty if it is not known."""
 
     @property
     def identity(self) -> tuple[str, int, int, int]:
-        """What tells it from others, whatever a message has made of its texts."""
+        """Values that identify the cause, even if a message has shortened its texts."""
         return *self.subject, self.at_us
 
     @property
     def subject(self) -> tuple[str, int, int]:
-        """What it is about: a fault that goes on has the same one at another time."""
+        """Values that say what the cause is about; a fault that continues has the same subject at a
+        later time.
+        """
         return self.kind.value, self.iteration, -1 if self.rank is None else self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class JobFreeze:
-    """One freeze of the black boxes of a job: the same for all its agents."""
+    """One freeze of the black boxes of a job, the same for all agents of the job."""
 
     job_id: str
     attempt: int
     iteration: int
-    """Names the frozen tree."""
+    """Iteration that the frozen tree is named after."""
     cause: FrozenCause
     refusal: str = ""
-    """Why the agent that reports it has not frozen its ranks, a clause; empty when it has."""
+    """Clause that says why the reporting agent has not frozen its ranks; empty if it has."""
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Job, attempt and iteration: a job is frozen once for each."""
+        """Job, attempt and iteration, which identify a freeze."""
         return self.job_id, self.attempt, self.iteration
 
 
 @dataclass(frozen=True, slots=True)
 class UnreachedAgent:
-    """An agent that has not frozen the ranks that it has of a job."""
+    """An agent that has ranks of a job and has not frozen them."""
 
     host: str
     ranks: tuple[int, ...]
     reason: str
-    """A clause."""
+    """Clause that says why the agent has not frozen its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeReach:
-    """How far a freeze has come, as the coordinator knows it."""
+    """Progress of a freeze, as far as the coordinator knows it."""
 
     agents: int = 0
-    """Agents with ranks of the attempt; 0 without a coordinator."""
+    """Number of agents that have ranks of the attempt; 0 without a coordinator."""
     frozen_agents: int = 0
-    """Those of them that have frozen it."""
+    """Number of these agents that have frozen their ranks."""
     unreached: tuple[UnreachedAgent, ...] = ()
-    """Some of the others, as soon as they have had time to."""
+    """Some of the agents that have not frozen their ranks, once they have had enough time."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether all agents have frozen it, or had time to."""
+        """Whether each agent has frozen its ranks, or has had enough time to do so."""
         return self.frozen_agents >= self.agents or bool(self.unreached)
 
 
 @dataclass(frozen=True, slots=True)
 class RelayedFreeze:
-    """A freeze that the coordinator hands to the agents of its job."""
+    """A freeze that the coordinator passes to the agents of a job."""
 
     freeze: JobFreeze
     reach: FreezeReach = field(default_factory=FreezeReach)
     later_causes: tuple[FrozenCause, ...] = ()
-    """What the coordinator itself has found since: agents add it to the causes of the freeze."""
+    """Causes that the coordinator has found since; agents add them to the causes of the freeze."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,47 +132,55 @@ class NonfiniteTensor:
     nans: int
     infinities: int
     at_us: int
-    """Its time in the table."""
+    """Time stamp of the tensor in the table of statistics."""
     finite_before: int
-    """Tensors that were measured before it in the step, all of them finite."""
+    """Number of tensors that were measured before it in the step, all of them finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenStep:
-    """One step of a rank, without its rows, which are in the table of the iteration."""
+    """One step of a rank, without its pulses, which are in the iteration's table of statistics."""
 
     iteration: int
     started_us: int
     ended_us: int
-    """Microseconds since the epoch on the rank's clock."""
+    """Time in microseconds since the epoch on the rank's clock."""
     tensors: int = 0
-    """Rows in the table."""
+    """Number of rows in the table."""
     fingerprints: int = 0
-    """Rows that have a fingerprint and all statistics; the budget had no room for the others, or
-    their tensor was on an accelerator."""
+    """Number of rows with a fingerprint and all statistics; for the other rows the budget had no
+    room, or their tensor was on an accelerator.
+    """
     nonfinite: int = 0
-    """Rows with NaN or infinities."""
+    """Number of rows with NaN or infinities."""
     first_nonfinite: NonfiniteTensor | None = None
     gradient_norm: str = ""
-    """Root of the sum of squares of all gradients of parameters; empty without any."""
+    """Norm of all gradients of parameters: the root of the sum of their squares; empty if there are
+    none.
+    """
     largest: str = ""
-    """Largest magnitude of a finite element; empty without any."""
+    """Largest magnitude of a finite element; empty if there is none."""
     full_tensors: int = 0
-    """Tensors that were kept in full, and are in the tree."""
+    """Number of tensors that were kept in full and are in the tree."""
     left_out: int = 0
-    """Tensors that were to be kept in full, and for which the budgets of the rank had no room."""
+    """Number of tensors that were to be kept in full but for which the budgets of the rank had no
+    room.
+    """
     skipped: int = 0
-    """Tensors that were not measured, because of the budget."""
+    """Number of tensors that were not measured because of the time budget."""
     unfinished: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """`loss`, `learning_rate.0`, and what the script noted, as Python writes a float."""
+    """Numbers by name: `loss`, `learning_rate.0`, and those that the script noted, as Python writes
+    a float.
+    """
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     stacks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What watch rules noted, a sentence each."""
+    """Notes of watch rules, one sentence each."""
     calls: tuple[GroupCalls, ...] = ()
-    """How far the rank had come in the collectives of its groups; with the members of the groups
-    where the step had not ended."""
+    """Progress of the rank in the collectives of its groups; with the members of the groups if the
+    step had not ended.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,36 +191,39 @@ class FrozenRank:
     session_id: str
     pid: int
     state: SessionState
-    """Of its session at the time of the freeze."""
+    """State of the rank's session at the time of the freeze."""
     ended_by: str = ""
-    """How the process of a lost session ended: `SIGKILL`, `exit code 1`; empty when unknown."""
+    """How the process of a lost session ended, such as `SIGKILL` or `exit code 1`; empty if
+    unknown.
+    """
     held_steps: int = 0
-    """Steps that the ring had."""
+    """Number of steps in the ring."""
     dropped_steps: int = 0
-    """Steps that were dropped before because the agent's memory had no room for them."""
+    """Number of steps that were dropped earlier because the agent's memory had no room."""
     held_tensors: int = 0
-    """Tensors in full that the ring had."""
+    """Number of full tensors in the ring."""
     tensor_bytes: int = 0
-    """Of their elements."""
+    """Bytes of the elements of these tensors."""
     dropped_tensors: int = 0
-    """Tensors in full that were dropped before for the same reason, came after their step, or did
-    not come to their end."""
+    """Number of full tensors that were dropped earlier because the agent's memory had no room,
+    because they came after their step, or because they arrived incomplete.
+    """
     steps: tuple[FrozenStep, ...] = ()
-    """The oldest first."""
+    """Steps of the rank, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRank:
-    """A rank of which there is no step, and of which the reason is known."""
+    """A rank that has no step in the freeze, for a known reason."""
 
     rank: int
     reason: str
-    """A clause."""
+    """Clause that says why the rank has no step."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbsentRanks:
-    """Consecutive ranks without a step, for one reason."""
+    """Consecutive ranks that have no step for the same reason."""
 
     first: int
     last: int
@@ -218,7 +231,9 @@ class AbsentRanks:
 
 
 def join_missing_ranks(missing: Iterable[MissingRank]) -> list[AbsentRanks]:
-    """Return missing ranks in their order, consecutive ones with the same reason as one."""
+    """Return missing ranks in ascending order; consecutive ranks with the same reason
+    are joined.
+    """
     joined: list[AbsentRanks] = []
     for each in sorted(missing, key=lambda each: each.rank):
         before = joined[-1] if joined else None
@@ -238,7 +253,7 @@ def describe_absence(absent: AbsentRanks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FreezeRecord:
-    """What one agent knows about a freeze."""
+    """Everything that one agent knows about a freeze."""
 
     job_id: str
     attempt: int
@@ -246,21 +261,24 @@ class FreezeRecord:
     host: str
     world_size: int
     frozen_us: int
-    """When the freeze began, in microseconds since the epoch on the agent's clock."""
+    """Time at which the freeze began, in microseconds since the epoch on the agent's clock."""
     causes: tuple[FrozenCause, ...]
-    """The first one is the cause; the others were found while it was being frozen."""
+    """The first cause made the freeze begin; the others were found during it."""
     ranks: tuple[FrozenRank, ...] = ()
     missing: tuple[MissingRank, ...] = ()
-    """Those of this agent, and of agents that the freeze has not reached. Ranks in neither list
-    have no session on this agent."""
+    """Missing ranks of this agent, and of agents that the freeze has not reached. A rank that is in
+    neither list has no session on this agent.
+    """
     agents: int = 0
-    """Agents with ranks of the attempt, as far as the coordinator knew; 0 without one."""
+    """Number of agents with ranks of the attempt, as far as the coordinator knew; 0 without a
+    coordinator.
+    """
     frozen_agents: int = 0
-    """Those of them that had frozen it."""
+    """Number of these agents that had frozen their ranks."""
 
 
 def describe_cause(cause: FrozenCause) -> str:
-    """Return a cause in one line: kind, rank, iteration, sentence, operator and source line."""
+    """Return a cause as one line: kind, rank, iteration, sentence, operator and source line."""
     where = f" [{cause.op_name}]" if cause.op_name else ""
     line = f", {cause.source}" if cause.source else ""
     who = f"rank {cause.rank}, " if cause.rank is not None else ""
@@ -268,25 +286,25 @@ def describe_cause(cause: FrozenCause) -> str:
 
 
 def make_record_name(host: str, agent: str) -> str:
-    """Return the name of the file of an agent; `agent` tells agents of one host apart."""
+    """Return the name of an agent's record file; `agent` distinguishes the agents of one host."""
     digest = hashlib.blake2b(f"{host}\0{agent}".encode(), digest_size=_DIGEST_BYTES).hexdigest()
     spelled = re.sub(r"[^A-Za-z0-9-]", "_", host)[:128] or "_"
     return f"black_box.{spelled}.{digest}.json"
 
 
 def is_record_name(name: str) -> bool:
-    """Return whether a file of that name is a record of a freeze."""
+    """Return whether a file with this name is a record of a freeze."""
     return _RECORD_PATTERN.fullmatch(name) is not None
 
 
 def format_freeze_record(record: FreezeRecord) -> bytes:
-    """Return the bytes of a file."""
+    """Return a record as the bytes of its file."""
     body = {"version": _VERSION, **make_plain(record)}
     return json.dumps(body, default=make_plain).encode() + b"\n"
 
 
 def parse_freeze_record(data: bytes) -> FreezeRecord:
-    """Read a file back; CorruptedError names what is wrong with it."""
+    """Parse the bytes of a record's file; CorruptedError names the fault."""
     try:
         body = json.loads(data)
         if type(body) is not dict or cast("dict[str, object]", body).get("version") != _VERSION:
@@ -302,7 +320,7 @@ def parse_freeze_record(data: bytes) -> FreezeRecord:
 
 
 def _check_numbers(record: FreezeRecord) -> None:
-    """Raise ValueError for a text that is not a number."""
+    """Raise ValueError if a text of the record that stands for a number is not one."""
     for rank in record.ranks:
         for step in rank.steps:
             for text in (step.gradient_norm or "0", step.largest or "0", *step.numbers.values()):

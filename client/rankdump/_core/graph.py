@@ -1,4 +1,6 @@
-"""Graph of operators as a framework describes a network, independent of files. Pure values."""
+"""Graph of operators as a framework describes a network, independent of file formats.
+Pure values.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,30 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """One frame of the stack that an operator was called from."""
+    """One frame of the call stack of an operator."""
 
     file: str
     line: int
     function: str
     code: str
-    """Text of the line, stripped; empty when not available."""
+    """Text of the line without surrounding blanks; empty if not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One operator."""
+    """One operator of a graph."""
 
     name: str
     """Full scope name, as in the keys of its tensors."""
     op_type: str
     inputs: tuple[str, ...] = ()
-    """Name of the node or parameter that made each input; empty for one from outside."""
+    """For each input the name of the node or parameter that produced it; empty for an input from
+    outside the graph.
+    """
     outputs: tuple[TensorType, ...] = ()
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
     source: tuple[SourceLine, ...] = ()
-    """Outermost frame first."""
+    """Call stack of the operator, outermost frame first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,14 @@ class GraphParameter:
 
 @dataclass(frozen=True, slots=True)
 class OperatorGraph:
-    """One network."""
+    """The graph of one network."""
 
     number: int
     nodes: tuple[GraphNode, ...]
-    """In the order in which they run, or in which the framework compiled them."""
+    """Operators in the order in which they run, or in which the framework compiled them."""
     parameters: tuple[GraphParameter, ...] = ()
     compiled: bool = False
-    """Whether the order is the framework's own; otherwise it is the observed one."""
+    """Whether the order is that of the framework's compiler; otherwise it is the observed one."""
 
 
 @dataclass(frozen=True, slots=True)

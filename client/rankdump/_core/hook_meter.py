@@ -1,7 +1,8 @@
 """Time that calls of rankdump take from the threads of a job: hooks of adapters and calls of a
-session, with everything below them, such as copies, statistics and waits for space.
+session, including everything that they do, such as copies, statistics and waits for space.
 
-Off by default: a plan that limits the overhead switches it on. A call then reads the clock twice.
+It is off by default; a plan that limits the overhead switches it on. A measured call reads the
+clock twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from threading import Lock, get_ident
 
 
 class HookMeter:
-    """Sum of the outermost calls of each thread; safe to use from several threads."""
+    """Sum of the times of the outermost calls of each thread; safe to use from several threads."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
@@ -22,27 +23,31 @@ class HookMeter:
         self.is_on = False
         """Whether calls are to be measured; callers check it first."""
         self.ended_ns = 0
-        """Time of calls that have ended; it never decreases."""
+        """Nanoseconds of all calls that have ended; it never decreases."""
 
     def start(self) -> None:
-        """Measure for one session more."""
+        """Measure calls for one more session."""
         self._users += 1
         self.is_on = True
 
     def stop(self) -> None:
-        """Measure for one session less, and no longer after the last one."""
+        """Measure calls for one session less; after the last session, measuring stops."""
         self._users -= 1
         if self._users <= 0:
             self.disarm()
 
     def disarm(self) -> None:
-        """Measure no longer, in a forked child; takes no lock, because it may be held."""
+        """Stop measuring in a forked child; takes no lock, because another thread may have held it
+        during the fork.
+        """
         self._users = 0
         self.is_on = False
         self._since = {}
 
     def begin(self) -> bool:
-        """Begin a call; False for one within another call of the thread, which has no end."""
+        """Begin a call; return False for a call within another call of the thread, for which `end`
+        must not be called.
+        """
         thread = get_ident()
         if thread in self._since:
             return False
@@ -58,7 +63,9 @@ class HookMeter:
                 self.ended_ns += spent_ns
 
     def split(self) -> tuple[int, int]:
-        """Return the time now and that of all calls so far, with the part of this thread's call."""
+        """Return the present time and the total time of all calls so far, including the running
+        call of this thread, in nanoseconds.
+        """
         now_ns, thread = self._clock_ns(), get_ident()
         since_ns = self._since.get(thread)
         with self._lock:

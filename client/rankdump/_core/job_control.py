@@ -1,5 +1,5 @@
-"""Control of a running job: orders, answers of ranks, what became of an order, what it may change
-of a plan, and which plan holds in which iteration. Pure.
+"""Control of a running job: orders, the answers of ranks, the result of an order, what an order may
+change of a plan, and which plan an iteration has. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankdump._core.plan import (
 
 
 class ControlAction(str, Enum):
-    """What can be done to a running job; the value is its word on the wire."""
+    """Action of an order on a running job; the value is its word on the wire."""
 
     START = "start"
     STOP = "stop"
@@ -27,7 +27,7 @@ class ControlAction(str, Enum):
     OPERATORS = "operators"
     SAVED_DATA = "saved-data"
     FREEZE = "freeze"
-    """The only one that changes no plan: the black boxes of all ranks are frozen."""
+    """The only action that changes no plan: it freezes the black boxes of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +35,88 @@ class ControlOrder:
     """An order to the ranks of a job."""
 
     id: str
-    """Unique for ever: the same order is carried out once."""
+    """Id that is never used again: an order with the same id is carried out only once."""
     job_id: str
     action: ControlAction
     values: tuple[str, ...] = ()
-    """Of iterations their text, of operators the entries, of saved data its word; why to freeze."""
+    """Arguments of the action: the text of an iteration selection, entries of an operator list, the
+    word for saved data, or the reason for a freeze.
+    """
     iteration: int | None = None
-    """First iteration with the change; None in the question where ranks are."""
+    """First iteration with the change; None if the order asks for the positions of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
-    """Answer of a rank, or of the agent in its place."""
+    """Answer to an order by a rank, or by the agent in its place."""
 
     id: str
     applied: bool
-    """Whether the order had an iteration."""
+    """Whether the order named an iteration."""
     iteration: int
-    """The one that runs; of an order that is applied the first iteration with the change."""
+    """The running iteration; if the order is applied, the first iteration with the change."""
     step_us: int = 0
-    """A short one of the latest steps; 0 when it is not known."""
+    """Microseconds of a short step among the latest ones; 0 if unknown."""
     refused: str = ""
-    """Why the rank does not do it; empty when it does."""
+    """Why the rank does not carry out the order; empty if it does."""
     pending: int = 0
-    """First iteration of the newest change that the rank has yet to begin with; 0 for none."""
+    """First iteration of the newest change that the rank has not begun yet; 0 if there is none."""
     job_id: str = ""
     rank: int = 0
     session_id: str = ""
     begun: int | None = None
-    """Of the question where ranks are: first iteration with the change, when the rank has carried
-    the order out already, for a coordinator that has ended since."""
+    """In the answer to a question for the position: first iteration with the change, if the rank
+    has already carried out the order. A coordinator that was restarted meanwhile needs it.
+    """
     note: str = ""
-    """What has a surprising effect on the rank, a clause."""
+    """Clause about a surprising effect of the order on the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlledRank:
-    """What a rank makes of an order."""
+    """Result of an order on one rank."""
 
     rank: int
     iteration: int | None
-    """First iteration with the change, or the one that is frozen; None when the rank has none."""
+    """First iteration with the change, or the iteration that is frozen; None if the
+    rank has none.
+    """
     reason: str = ""
-    """Why it has none, or another one than other ranks; else empty."""
+    """Why the rank has no iteration, or another one than the other ranks; else empty."""
     unconfirmed: bool = False
-    """Whether it may have the change all the same: it has not confirmed an iteration in time."""
+    """Whether the rank may have the change although it did not confirm an iteration in time."""
     note: str = ""
-    """What has a surprising effect on it, a clause; such as operators that match nothing."""
+    """Clause about a surprising effect on the rank, such as operators that match nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlResult:
-    """What became of an order."""
+    """Result of an order on all ranks."""
 
     iteration: int | None
-    """The iteration that was chosen for all ranks; None when no rank can do it."""
+    """Iteration that was chosen for all ranks; None if no rank can carry out the order."""
     ranks: tuple[ControlledRank, ...]
-    """Every rank of the job."""
+    """Result for each rank of the job."""
 
     @property
     def exceptions(self) -> tuple[ControlledRank, ...]:
-        """Ranks that are not changed or frozen, or later than the others."""
+        """Ranks that are not changed or frozen, or only later than the other ranks."""
         return tuple(each for each in self.ranks if each.reason)
 
 
 _MAX_DESCRIBED_ENTRIES = 8
 NO_ITERATIONS = IterationSelection("none", ())
-"""Selects nothing, as after a stop."""
+"""Selection of no iteration, as after a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """Change of a plan; what is None stays as it is."""
+    """Change of a plan; fields that are None leave their part of the plan as it is."""
 
     iterations: IterationSelection | None = None
-    """It also ends what `dump_start` and `dump_stop` of the script began."""
+    """New iterations; they also end what `dump_start` and `dump_stop` of the script began."""
     operators: OperatorSelection | None = None
-    """Of all models."""
+    """New operators, for all models."""
     saved: SavedDataMode | None = None
 
     def apply_to(self, plan: DumpPlan) -> DumpPlan:
@@ -127,7 +132,9 @@ class PlanChange:
 
 
 def describe_operators(selection: TensorSelection) -> str:
-    """Return which operators are selected, as entries of a configuration; of many the first."""
+    """Return the selected operators as entries of a configuration; of a long list only the first
+    entries.
+    """
     if selection.watched is not None:
         return "those that are watched"
     if selection.models:
@@ -145,7 +152,7 @@ def describe_operators(selection: TensorSelection) -> str:
 
 
 def is_changeable_to(plan: DumpPlan, other: DumpPlan) -> bool:
-    """Return whether a plan may become another one while its job runs."""
+    """Return whether a plan may be changed to another plan while its job runs."""
     theirs = other.selection
     selection = replace(
         plan.selection,
@@ -159,8 +166,8 @@ def is_changeable_to(plan: DumpPlan, other: DumpPlan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _ScheduledChange:
-    """A change with the first iteration that has it and, unless it is for good, the first that has
-    it no longer.
+    """A change with the first iteration that has it and, unless it is for good, the first iteration
+    after it.
     """
 
     change: PlanChange
@@ -174,15 +181,15 @@ class IterationPlan:
 
     plan: DumpPlan
     ends_switch: bool = False
-    """Whether `dump_start` and `dump_stop` of the script before it no longer count."""
+    """Whether earlier calls of `dump_start` and `dump_stop` by the script no longer count."""
     overrides_switch: bool = False
-    """Whether they do not count in this iteration."""
+    """Whether calls of `dump_start` and `dump_stop` do not count in this iteration."""
 
 
 class PlanSchedule:
     """The plan of each iteration of a rank; safe to use from several threads.
 
-    Changes for good are made once, changes for some iterations are laid over them.
+    Changes for good are merged into the plan; changes for some iterations are applied on top of it.
     """
 
     def __init__(self, plan: DumpPlan) -> None:
@@ -196,7 +203,7 @@ class PlanSchedule:
 
     @property
     def pending(self) -> int:
-        """First iteration of the last change for good that is not made yet; 0 when all are."""
+        """First iteration of the last change for good that has not begun; 0 if there is none."""
         with self._lock:
             return max((each.begin for each in self._waiting), default=0)
 
@@ -206,9 +213,10 @@ class PlanSchedule:
             return _apply_all(self._lasting, self._waiting)
 
     def add(self, change: PlanChange, begin: int, iterations: int = 0) -> int:
-        """Add a change, for so many iterations or for good; return the first one that has it.
+        """Add a change, for `iterations` iterations or (0) for good; return the first iteration
+        that has it.
 
-        That is not the one that runs.
+        The running iteration is never changed.
         """
         with self._lock:
             begin = max(begin, self._running + 1)

@@ -1,7 +1,7 @@
-"""JSON of frozen dataclasses, in both directions, by the types of their fields. Pure.
+"""Conversion of frozen dataclasses to and from JSON, by the types of their fields. Pure.
 
-A value of another type than its field raises ValueError, which names the class and the field, the
-value, and what is allowed.
+A value that does not have the type of its field raises ValueError, which names the class and the
+field, the value, and what is allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _SCALARS: Mapping[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     float: ((float, int), "a number"),
 }
-"""Types of JSON that a type of Python takes, and what people call them."""
+"""For each scalar type of a field: the types of JSON values that it accepts, and their name in
+messages.
+"""
 
 
 class _ReadRules(NamedTuple):
@@ -31,7 +33,9 @@ class _ReadRules(NamedTuple):
 
 
 def make_plain(value: Any) -> dict[Any, Any]:
-    """Return what JSON has of a dataclass or a mapping: the argument `default` of `json.dumps`."""
+    """Return a dataclass or a mapping as a dictionary; used as the argument `default` of
+    `json.dumps`.
+    """
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return dict(value)
@@ -45,10 +49,10 @@ def read_json(
     unknown: bool = False,
     minimum: int | None = None,
 ) -> _T:
-    """Return the dataclass `kind` that a value of JSON describes.
+    """Return the instance of the dataclass `kind` that a JSON value describes.
 
-    With `defaults`, fields that have one may be absent; with `unknown`, other fields are ignored.
-    Integers below `minimum` are rejected.
+    With `defaults`, fields that have a default value may be absent; with `unknown`, unknown fields
+    are ignored. Integers below `minimum` are rejected.
     """
     return _make_class_reader(kind, _ReadRules(defaults, unknown, minimum))(body)
 
@@ -79,7 +83,7 @@ def _make_class_reader(kind: Any, rules: _ReadRules) -> _ValueReader:
 
 
 def _make_reader(hint: Any, where: str, rules: _ReadRules) -> _ValueReader:
-    """Return what makes a value of that type of one of JSON."""
+    """Return the function that converts a JSON value to the type of a field."""
     origin, args = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return _make_class_reader(hint, rules)

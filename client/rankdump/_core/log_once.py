@@ -1,4 +1,4 @@
-"""Log lines that are written the first time only."""
+"""Log lines that are written only the first time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 from collections.abc import Mapping
 
 MAX_KEYS = 1000
-"""Subjects that are remembered; further ones get no line."""
+"""Maximum number of subjects that are remembered; lines on further subjects are not written."""
 
 
 class LogOnce:
-    """Writes one line for each subject, at most; safe to use from several threads."""
+    """Writes at most one line on each subject; safe to use from several threads."""
 
     def __init__(self, logger: logging.Logger, *, max_keys: int = MAX_KEYS) -> None:
         self._logger = logger
@@ -25,7 +25,7 @@ class LogOnce:
         about: str = "",
         extra: Mapping[str, object] | None = None,
     ) -> bool:
-        """Write a line unless one on that subject was written; return whether it was.
+        """Write a line unless one on the same subject was written; return whether it was written.
 
         The subject is `about`, or the message itself.
         """
@@ -36,17 +36,17 @@ class LogOnce:
 
     @property
     def is_full(self) -> bool:
-        """Whether further subjects get no line."""
+        """Whether lines on further subjects are not written."""
         return len(self._known) >= self._max_keys
 
     def is_new(self, subject: str) -> bool:
-        """Remember a subject; return whether it is the first time."""
-        # Two threads at the same instant may both see it as new: a doubled line does no harm.
+        """Remember a subject; return whether it is new."""
+        # Two threads that ask at the same time may both get True, but a repeated line does no harm.
         if subject in self._known or self.is_full:
             return False
         self._known.add(subject)
         return True
 
     def forget(self, subject: str) -> None:
-        """Let the next line on a subject be written again."""
+        """Allow another line on a subject."""
         self._known.discard(subject)

@@ -1,12 +1,12 @@
-"""Manifest of one iteration of one session, and the record of iterations that were removed from a
+"""Manifest of one iteration of one session, and the records of iterations that were removed from a
 tree. Pure: no clock, no disk, no network.
 
 A manifest is one JSON file under `rank_N/.dump_metadata/manifest/`. It is written last, so its
-presence means that the iteration is complete; it makes the tree describe itself, with raw
-operator names, digests and the balance of the iteration. Removed iterations are lines of
-`rank_N/.dump_metadata/retired.jsonl`, one object a line, added before the first file is removed;
-a line may occur twice. Fingerprints are in a file of the same name, but for the suffix, under
-`rank_N/.dump_metadata/fingerprint/`, which is written before the manifest.
+presence means that the iteration is complete. It makes the tree self-describing, with original
+operator names, digests and the balance of the iteration. Removed iterations are listed in
+`rank_N/.dump_metadata/retired.jsonl`, one JSON object per line, which is added before the first
+file is removed; a line may occur twice. Fingerprints are in a file with the manifest's name and
+another suffix under `rank_N/.dump_metadata/fingerprint/`, which is written before the manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankdump._core.tensor_layout import TensorLayout
 from rankdump.errors import CorruptedError
 
 MANIFEST_VERSION = 1
-# Some 5 MB, of the 100 that an idle agent may take.
+# These kinds take about 5 MB of the 100 MB that an idle agent may use.
 _MAX_REMEMBERED_KINDS = 1 << 14
 _quote_text = json.encoder.encode_basestring_ascii
 _DEFAULT_FIELDS: Mapping[str, Any] = {
@@ -38,12 +38,16 @@ _DEFAULT_FIELDS: Mapping[str, Any] = {
     "baseline": "",
     "same_as": "",
 }
-"""Fields that are absent in manifests of older versions, or where a record has none."""
+"""Values of fields that are absent in manifests of older versions, or in records that do not need
+them.
+"""
 _RECORDS_MARK = b', "records": [\n'
 _ROW_MARK = b'\n{"path": "", '
-"""How a record begins that names no file."""
+"""Beginning of a record that names no file."""
 _CARD_MARK = b'\n], "card": '
-"""What is between the last record and a card, which is behind them: a head has to be short."""
+"""Text between the last record and the run card. The card comes after the records because the head
+has to be short.
+"""
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _MAX_SEAL_BYTES = 64
 _UNREADABLE_ERRORS = (
@@ -57,62 +61,73 @@ _UNREADABLE_ERRORS = (
 
 
 class ManifestRecord(NamedTuple):
-    """One tensor of the iteration; a tuple, because there are thousands and it is fast to make."""
+    """Record of one tensor of the iteration; a tuple, because tuples are created fast and there are
+    thousands.
+    """
 
     path: str
-    """Relative to the root of the tree; empty when only a row of `statistic.csv` was written."""
+    """Path of the file relative to the root of the tree; empty if only a row of `statistic.csv` was
+    written.
+    """
     timestamp_us: int
-    """The time in the file's name, or in the row."""
+    """Time stamp in the name of the file, or in the row, in microseconds since the epoch."""
     op_type: str
     op_name: str
-    """Full scope name, raw."""
+    """Full scope name as the framework has it, not as file names spell it."""
     argument: str
     dtype: str
-    """Element type as the framework held it; the file may hold a wider one."""
+    """Element type that the framework used; the file may hold a wider type."""
     shape: tuple[int, ...]
     bytes_in: int
     bytes_stored: int
     digest: str
-    """xxh3-128 of the elements as the framework held them, hexadecimal."""
+    """xxh3-128 of the elements as the framework held them, in hexadecimal digits."""
     member: str = ""
-    """Side and slot, `input.0`, where the path or the time is that of a whole operator."""
+    """Side and slot, such as `input.0`, if path or time stamp belong to a whole operator."""
     microbatch: int | None = None
-    """Number of the micro-batch within the iteration; None when it is not divided."""
+    """Number of the micro-batch within the iteration; None if the iteration is not divided."""
     phase: str = ""
-    """`eval` or `no_grad` for a forward pass that trains nothing; else empty."""
+    """`eval` or `no_grad` for a forward pass without training; else empty."""
     layout: TensorLayout | None = None
-    """Which part of a logical tensor it is; in the file the place among the head's `layouts`."""
+    """Part of a logical tensor that the tensor is; in the file, an index into the
+    head's `layouts`.
+    """
     baseline: str = ""
-    """Root of the earlier tree with the file of an equal tensor, where `path` names no file; in the
-    file the place among the head's `baselines`."""
+    """Root of an earlier tree with the file of an equal tensor, if `path` names no file; in the
+    manifest file, an index into the head's `baselines`.
+    """
     same_as: str = ""
-    """Path of that file, relative to that root."""
+    """Path of that equal tensor's file, relative to the root of the earlier tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestSession:
-    """Facts from which an agent restores the session without its ledger."""
+    """Facts from which an agent that lost its ledger restores the session."""
 
     pid: int
     framework: str
     device_target: str
     last_sequence: int
-    """Number of the frame that ended the iteration; the tree has all frames before it."""
+    """Sequence number of the frame that ended the iteration; the tree contains all frames before
+    it.
+    """
     plan: str
-    """The session's plan, as the rank sent it."""
+    """The session's plan as JSON, as the rank sent it."""
 
 
 class FingerprintSeal(NamedTuple):
-    """What shows that the file of fingerprints is the one that was written."""
+    """Checksum that shows that the file of fingerprints is the one that was written with the
+    manifest.
+    """
 
     bytes: int
     digest: str
-    """xxh3-128 of the file, hexadecimal."""
+    """xxh3-128 of the file of fingerprints, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One iteration of one session."""
+    """Manifest of one iteration of one session."""
 
     status: IterationStatus
     world_size: int
@@ -120,14 +135,14 @@ class Manifest:
     host: str
     records: tuple[ManifestRecord, ...]
     session: ManifestSession | None = None
-    """None in manifests of older agents, or of other programs."""
+    """Facts about the session; None in manifests of older agents or of other programs."""
     fingerprints: FingerprintSeal | None = None
-    """None where no record has a fingerprint."""
+    """Checksum of the file of fingerprints; None if no record has a fingerprint."""
     card: object = None
-    """The run card as a value of JSON, which may be damaged; None without one."""
+    """The run card as a JSON value, which may be damaged; None if there is none."""
 
     def to_json(self) -> bytes:
-        """Return the file's bytes."""
+        """Return the manifest as the bytes of its file."""
         head: dict[str, Any] = {
             "version": MANIFEST_VERSION,
             "status": _make_plain_status(self.status),
@@ -145,7 +160,7 @@ class Manifest:
         if baselines:
             head["baselines"] = [*baselines]
             baselines = {baseline: number for number, baseline in enumerate(baselines)}
-        # One record a line: as readable as an indented file, and ten times as fast to make.
+        # Each record is one line: as readable as an indented file, and made in a tenth of the time.
         lines = ",\n".join(_format_record(each, layouts, baselines) for each in self.records)
         body = f'{json.dumps(head, default=make_plain)[:-1]}, "records": [\n{lines}\n]'.encode()
         if self.card is not None:
@@ -154,7 +169,7 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
-        """Read a file's bytes; CorruptedError when they are not a manifest."""
+        """Parse the bytes of a file; CorruptedError if they are not a manifest."""
         try:
             return _parse_manifest(json.loads(data))
         except _UNREADABLE_ERRORS as error:
@@ -162,9 +177,10 @@ class Manifest:
 
     @staticmethod
     def parse_head(line: bytes) -> Manifest | None:
-        """Return a manifest without its records from the first line of its file.
+        """Return the manifest without its records, from the first line of its file.
 
-        None when the records do not begin after the line: `to_json` did not write it.
+        None if the records do not begin after this line, because the file was not written by
+        `to_json`.
         """
         if not line.endswith(_RECORDS_MARK):
             return None
@@ -176,8 +192,8 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError(f"version {body['version']}, but this reader supports {MANIFEST_VERSION}")
     for name, kind in (("world_size", int), ("device", int), ("host", str)):
         _check_column(name, kind, [body[name]])
-    # Manifests of the first versions have neither stall nor positions, and those of a first
-    # attempt do not number it.
+    # Manifests of the first versions have neither stall nor positions, and a first attempt is not
+    # numbered.
     unsaid: dict[str, Any] = {
         "stall_us": 0,
         "first_position": 0,
@@ -212,7 +228,8 @@ def _parse_seal(body: dict[str, Any]) -> FingerprintSeal:
 
 def _make_plain_status(status: IterationStatus) -> dict[str, Any]:
     plain = make_plain(status)
-    # Versions that do not know them read the manifests that do not need them.
+    # These fields are left out if they are empty, so that versions that do not know them can read
+    # the manifest.
     for name in ("attempt", "degraded_by", "same_as_baseline"):
         if not plain[name]:
             del plain[name]
@@ -220,30 +237,31 @@ def _make_plain_status(status: IterationStatus) -> dict[str, Any]:
 
 
 def is_intact(data: bytes) -> bool:
-    """Return whether the checksum of a manifest's bytes is right.
+    """Return whether the checksum at the end of a manifest is right.
 
-    A manifest without one, of an early version, counts as intact.
+    A manifest of an early version, which has no checksum, counts as intact.
     """
     seal = _find_seal(data)
     return seal is None or zlib.crc32(memoryview(data)[: seal.start()]) == int(seal[1])
 
 
 def is_sealed(data: bytes) -> bool:
-    """Return whether a manifest's bytes end with a checksum; those of an early version, and those
-    whose end is lost, do not.
+    """Return whether the bytes of a manifest end with a checksum; manifests of an early version do
+    not, nor does a file whose end is lost.
     """
     return _find_seal(data) is not None
 
 
 def _find_seal(data: bytes) -> re.Match[bytes] | None:
-    # Not from the start: a search of all bytes takes longer than their checksum.
+    # Only the end is searched: searching all bytes would take longer than computing their checksum.
     return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _MAX_SEAL_BYTES))
 
 
 def find_card(end: bytes) -> bytes | None:
-    """Return the run card in the last bytes of a manifest, as JSON; empty without one.
+    """Return the JSON of the run card, given the last bytes of a manifest; empty if there is no
+    card.
 
-    None where the bytes do not reach back to it.
+    None if the given bytes do not contain the begin of the card.
     """
     seal = _find_seal(end)
     if seal is None or end.endswith(_CARD_MARK[:2], 0, seal.start()):
@@ -253,10 +271,10 @@ def find_card(end: bytes) -> bytes | None:
 
 
 def names_no_file(data: bytes) -> bool:
-    """Return whether the bytes of a manifest are intact and none of its records names a file.
+    """Return whether a manifest is intact and none of its records names a file.
 
-    False where the checksum is absent, or another program formatted the records: they have to be
-    read to know it.
+    False if the checksum is absent or if another program formatted the records, because only
+    parsing the records would tell.
     """
     if _find_seal(data) is None or not is_intact(data):
         return False
@@ -266,9 +284,10 @@ def names_no_file(data: bytes) -> bool:
 def _parse_records(
     bodies: list[Any], layouts: Sequence[TensorLayout], baselines: Sequence[str]
 ) -> tuple[ManifestRecord, ...]:
-    """Return the records, checked column by column; ValueError names a field of another type.
+    """Return the records, whose fields are checked column by column; ValueError names a field with
+    a value of the wrong type.
 
-    A check of each field of each record would be a fifth of what opening a tree takes.
+    Checking each field of each record would take a fifth of the time of opening a tree.
     """
     if bodies == []:
         return ()
@@ -299,7 +318,9 @@ def _read_column(bodies: list[Any], name: str) -> list[Any]:
 
 
 def _get_at(what: str, number: int | None, listed: Sequence[object], without: object) -> object:
-    """Return the element that a record refers to, or what stands for none."""
+    """Return the element of a list in the head that a record refers to by index, or `without` for
+    None.
+    """
     if number is not None and number >= len(listed):
         raise ValueError(f"a record has {what} {number}, and the manifest has {len(listed)}")
     return without if number is None else listed[number]
@@ -311,7 +332,7 @@ def _get_record_types() -> Mapping[str, Any]:
 
 
 def _check_column(name: str, kind: Any, column: list[Any]) -> list[Any]:
-    """Return values of a field; ValueError names one that is of another type."""
+    """Return the values of a field; ValueError names one of the wrong type."""
     is_valid, allowed = _COLUMN_CHECKS[kind]
     if not is_valid(column):
         value = next(value for value in column if not is_valid([value]))
@@ -338,14 +359,16 @@ _COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
     TensorLayout | None: (_is_optional_count_column, "the place of a layout"),
     tuple[int, ...]: (_is_shape_column, "a list of counts"),
 }
-"""For a type that a field is declared to be, whether values of JSON are of it, and what it is."""
+"""For each declared type of a field: a check that all JSON values of a column have it, and its name
+in messages.
+"""
 
 
 def _format_record(
     record: ManifestRecord, layouts: Mapping[TensorLayout, int], baselines: Mapping[str, int]
 ) -> str:
-    # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
-    # a step has thousands of records.
+    # The result equals that of `json.dumps`. Only what changes from one iteration to the next is
+    # formatted again, because a step has thousands of records.
     path, timestamp_us, op_type, op_name, argument, dtype, shape = record[:7]
     bytes_in, bytes_stored, digest, member, microbatch, phase, layout, baseline, same_as = record[
         7:
@@ -383,12 +406,14 @@ _NAME_PATTERN = re.compile(r"iteration_([0-9]{1,20})\..*\.json", re.S)
 
 
 def make_manifest_name(iteration: int, session_id: str) -> str:
-    """Return the file's name; a second job in the same tree gets files of its own."""
+    """Return the name of a manifest file; the session id separates the files of two jobs in one
+    tree.
+    """
     return f"iteration_{iteration}.{session_id[:12]}{_MANIFEST_SUFFIX}"
 
 
 def parse_manifest_name(name: str) -> int | None:
-    """Return the iteration in the name of a manifest; None for another file."""
+    """Return the iteration in the name of a manifest; None for any other file."""
     found = _NAME_PATTERN.fullmatch(name)
     return None if found is None else int(found[1])
 
@@ -403,24 +428,26 @@ RETIRED_FILE = "retired.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RetiredIteration:
-    """A rank's part of an iteration that was removed because of its age, or to free space."""
+    """Record of one rank's part of an iteration that was removed because of its age or to free
+    space.
+    """
 
     job_id: str
     session_id: str
     rank: int
     iteration: int
     at_us: int
-    """Start of the removal, since the epoch."""
+    """Start of the removal in microseconds since the epoch."""
     why: str
-    """`age` or `size`."""
+    """Reason of the removal: `age` or `size`."""
 
     def to_line(self) -> str:
-        """Return its line, without a line end."""
+        """Return the record as a line, without the line end."""
         return json.dumps(make_plain(self))
 
     @staticmethod
     def from_line(line: str) -> RetiredIteration:
-        """Read a line; CorruptedError when it is not valid."""
+        """Parse a line; CorruptedError if it is not valid."""
         try:
             return read_json(RetiredIteration, json.loads(line), unknown=True, minimum=0)
         except (ValueError, RecursionError) as error:

@@ -1,9 +1,11 @@
-"""npy headers, byte for byte as MindSpore writes them, and a reader that never unpickles. Pure.
+"""Headers of npy files, byte for byte as MindSpore writes them, and a reader that never unpickles.
+Pure.
 
-Format: NumPy's NEP 1. MindSpore's text differs from numpy's own (a comma after every dimension,
-no blanks inside the shape) and pads to 64; numpy.load reads both. Two forms of MindSpore's files
-that numpy rejects are handled here and nowhere else: raw bfloat16 under a type string that numpy
-does not know, and an empty tensor with stray bytes of one element behind it.
+The format is that of NumPy's NEP 1. MindSpore's text differs from numpy's own (a comma after every
+dimension, no blanks inside the shape) and is padded to multiples of 64 bytes; `numpy.load` reads
+both. Two forms of MindSpore's files that numpy rejects are handled in this module only: raw
+bfloat16 under a type string that numpy does not know, and an empty tensor followed by stray bytes
+of one element.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from rankdump.errors import CorruptedError
 _NPY_MAGIC = b"\x93NUMPY"
 _HEADER_ALIGNMENT = 64
 MAX_DIMENSIONS = 64
-# numpy's own limit: a syntax tree of the text takes a hundred times as much memory.
+# This is numpy's own limit: parsing the text takes a hundred times as much memory as the text.
 _MAX_HEADER_BYTES = 10_000
 _MAX_REMEMBERED_BYTES = 1 << 10
 _MAX_SHOWN_CHARACTERS = 60
 _FOREIGN_HEADER = re.compile(rb"\\|[0-9][A-Za-z_]")
-"""Text that no valid header contains and for which Python's parser emits warnings."""
+"""Text that no valid header contains, and for which Python's parser emits warnings."""
 _DESCR_PATTERN = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
@@ -41,22 +43,22 @@ class NpyHeader:
     fortran_order: bool
     shape: tuple[int, ...]
     data_offset: int
-    """Bytes from the start of the file to the first element."""
+    """Offset in bytes of the first element in the file."""
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the elements."""
+        """Number of bytes of all elements."""
         return math.prod(self.shape) * np.dtype(self.descr).itemsize
 
 
 @lru_cache(maxsize=1024)
 def format_npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
-    """Return the header block for C-ordered elements; its length is a multiple of 64."""
+    """Return the header for elements in C order; its length is a multiple of 64."""
     return _format_header(f"'{descr}'", shape)
 
 
 def format_row_header(fields: Sequence[tuple[object, ...]], rows: int) -> bytes:
-    """Return the header block of a file of rows with named fields, which `numpy.load` reads."""
+    """Return the header of a file of rows with named fields, which `numpy.load` reads."""
     return _format_header(repr(list(fields)), (rows,))
 
 
@@ -73,18 +75,18 @@ def _format_header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _pad_length(length: int) -> int:
-    # An aligned length still gets a full block of blanks: MindSpore pads by 1 to 64.
+    # An aligned length still gets 64 blanks, because MindSpore pads by 1 to 64 bytes.
     return (length // _HEADER_ALIGNMENT + 1) * _HEADER_ALIGNMENT
 
 
 def compute_npy_sizes(descr: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the bytes of the header and of the elements of a file with this header."""
+    """Return the number of bytes of the header and of the elements of a file."""
     elements = math.prod(shape) * np.dtype(descr).itemsize
     return len(format_npy_header(descr, shape)), elements
 
 
 def parse_npy_header(data: bytes | memoryview) -> NpyHeader:
-    """Return the header at the start of these bytes; CorruptedError when there is none."""
+    """Return the header at the start of `data`; CorruptedError if there is none."""
     start, end = locate_header_text(data)
     parsed = _parse_remembered_header if end <= _MAX_REMEMBERED_BYTES else _parse_header_text
     return parsed(bytes(data[start:end]), end)
@@ -118,12 +120,12 @@ def _parse_header_text(text: bytes, end: int) -> NpyHeader:
     return NpyHeader(descr, fortran, shape, end)
 
 
-# Thousands of tensors share a shape.
+# Headers are remembered by their text, because thousands of tensors share a shape.
 _parse_remembered_header = lru_cache(maxsize=1024)(_parse_header_text)
 
 
 def locate_header_text(data: bytes | memoryview) -> tuple[int, int]:
-    """Return start and end of the header's text; CorruptedError when it is incomplete."""
+    """Return start and end of the header's text in `data`; CorruptedError if it is incomplete."""
     head = bytes(data[:12])
     if head[:6] != _NPY_MAGIC or head[6:7] not in (b"\x01", b"\x02", b"\x03"):
         raise CorruptedError(f"not an npy file: it starts with {head[:8]!r}")
@@ -154,7 +156,7 @@ def _is_extent(number: int) -> bool:
 
 
 def view_array_behind_header(head: NpyHeader, data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array of a whole npy file whose header was read."""
+    """Return the array in the bytes of a whole npy file whose header was read."""
     check_npy_size(head, len(data))
     flat = np.frombuffer(data, dtype=head.descr, offset=head.data_offset)
     try:
@@ -166,7 +168,7 @@ def view_array_behind_header(head: NpyHeader, data: bytes | memoryview) -> npt.N
 
 
 def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
-    """Raise CorruptedError unless a file of that size has all elements and nothing behind them."""
+    """Raise CorruptedError unless a file of this size has all elements and nothing after them."""
     found = file_bytes - head.data_offset
     if found != head.data_bytes:
         raise CorruptedError(
@@ -176,9 +178,9 @@ def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
 
 
 _MAX_STRAY_BYTES = 8
-"""Most bytes behind an empty tensor: one element."""
+"""Maximum number of stray bytes after an empty tensor: one element."""
 _BFLOAT16_DESCR = re.compile(rb"('descr': *')<[ETh]2'")
-"""`<h2` in 2.2, `<T2` in 2.3, `<E2` in 2.6 and later."""
+"""Type string of bfloat16 in MindSpore: `<h2` in 2.2, `<T2` in 2.3, `<E2` in 2.6 and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +188,21 @@ class NpyFileForm:
     """Header, element type and end of the elements of an npy file."""
 
     header: NpyHeader
-    """With two-byte words in the place of bfloat16."""
+    """Header of the file, with two-byte integers in the place of bfloat16."""
     bfloat16: bool
     data_end: int
-    """End of the elements; only stray bytes follow."""
+    """Offset in bytes of the end of the elements; only stray bytes follow."""
 
     @property
     def dtype(self) -> str:
-        """Name of the elements' type."""
+        """Common name of the element type."""
         return "bfloat16" if self.bfloat16 else str(np.dtype(self.header.descr))
 
 
 def read_npy_form(data: bytes | memoryview, file_bytes: int | None = None) -> NpyFileForm:
-    """Return the form of a file from its bytes, or from its start and its size.
+    """Return the form of a file, given its bytes, or the bytes at its start and its size.
 
-    CorruptedError when its size is not what its header says.
+    CorruptedError if its size does not agree with its header.
     """
     _, end = locate_header_text(data)
     words, renamed = _BFLOAT16_DESCR.subn(rb"\1<u2'", bytes(data[:end]), count=1)

@@ -1,4 +1,4 @@
-"""The short spelling of many numbers, such as ranks and iterations, as `0-3,7`. Pure."""
+"""Short spelling of a set of numbers, such as ranks or iterations: `0-3,7`. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ _MAX_NAMED_RANGES = 8
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ascending ranges: `0-3,7`; empty for no numbers."""
+    """Return numbers as ascending ranges such as `0-3,7`; empty for no numbers."""
     return _format_runs(_find_runs(numbers))
 
 
 def missing_ranges(numbers: Iterable[int], count: int) -> str:
-    """Return the numbers below a count that are missing, as ranges; the count may be large."""
+    """Return the numbers below `count` that are missing, as ranges; `count` may be large."""
     ends = (-1, *sorted(number for number in set(numbers) if number < count), count)
     return _format_runs((low + 1, high - 1) for low, high in pairwise(ends) if high - low > 1)
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """Return `rank 3`, or `ranks 0-2,7`; each may come several times."""
+    """Return a text such as `rank 3` or `ranks 0-2,7`; repeated ranks count once."""
     return f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}"
 
 
 def name_first_ranks(ranks: Collection[int], count: int = 0) -> str:
-    """Return what `name_ranks` does, of very many ranges the first: `ranks 0-6,9 and 20 more`.
+    """Return the text of `name_ranks`, which is cut if there are very many ranges: `ranks 0-6,9 and
+    20 more`.
 
-    `count` is the number of the ranks where only the first of them are given.
+    `count` is the number of all ranks if only the first ones are given.
     """
     named = _find_runs(ranks)[:_MAX_NAMED_RANGES]
     count = max(count, len(set(ranks)))
@@ -38,7 +39,7 @@ def name_first_ranks(ranks: Collection[int], count: int = 0) -> str:
 
 
 def group_ranks(places: Iterable[tuple[int, int]]) -> dict[str, str]:
-    """Return ranks by their iterations, both as ranges, from pairs of rank and iteration."""
+    """Return ranks by iterations, both as ranges, from pairs of rank and iteration."""
     by_rank: defaultdict[int, list[int]] = defaultdict(list)
     for rank, iteration in places:
         by_rank[rank].append(iteration)

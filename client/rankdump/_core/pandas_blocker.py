@@ -1,5 +1,6 @@
-"""Keeps pandas out of a process. pyarrow imports it at its first array, where it is installed, to
-recognise its columns: 57 MB and a second of processor time, for nothing in our own processes.
+"""Prevents that a process imports pandas. pyarrow imports pandas, if it is installed, at its first
+array in order to recognise pandas objects: 57 MB and a second of processor time without any use in
+our own processes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from types import ModuleType
 
 
 class _FinderWithoutPandas(PathFinder):
-    """Finds every installed module but pandas.
+    """Finds every installed module except pandas.
 
-    An exception would tell an import the same, but end `importlib.util.find_spec`, with which bokeh
-    asks whether pandas is installed. The compiled code of pyarrow does not take None in
-    `sys.modules` as a module that is missing.
+    An exception would have the same effect on an import, but it would end
+    `importlib.util.find_spec`, with which bokeh asks whether pandas is installed. None in
+    `sys.modules` would not work either: pyarrow's compiled code does not take it for a missing
+    module.
     """
 
     @classmethod
@@ -25,11 +27,11 @@ class _FinderWithoutPandas(PathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return what describes the module; None where it is pandas, or not installed."""
+        """Return the specification of a module; None if it is pandas or not installed."""
         return None if fullname == "pandas" else super().find_spec(fullname, path, target)
 
 
 def leave_pandas_out() -> None:
-    """Let no module of this process import pandas from now on; only for processes of our own."""
+    """Make imports of pandas in this process fail from now on; only for processes of our own."""
     found = (_FinderWithoutPandas if each is PathFinder else each for each in sys.meta_path)
     sys.meta_path[:] = found

@@ -1,6 +1,6 @@
-"""Dump plan: what to dump, from where, to where, and what the black box watches. It is the one
-model that every configuration dialect is parsed into, with its JSON form, which is sent to the
-agent and stored in the ledger. Pure: no clock, no disk, no network; decisions on a plan are in
+"""Dump plan: what is dumped, in which iterations and where to, and what the black box watches.
+Every configuration dialect is parsed into this one model. Its JSON form is sent to the agent and
+stored in the ledger. Pure: no clock, no disk, no network; decisions on a plan are in
 `_core.selection`, those on watch rules in `_recorder.pulse_decisions`.
 """
 
@@ -29,30 +29,34 @@ MIN_UNCHANGED_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class WatchRule:
-    """A rule of `rankdump.blackbox.watch`."""
+    """A watch rule: an element of `rankdump.blackbox.watch` in the configuration."""
 
     when: WatchCondition
     operators: tuple[str, ...] = ()
-    """Globs over the type of an operator or its whole name, spelt in any way; these operators are
-    measured in every step. Without any, the rule holds for every tensor in the steps in which it
-    is measured."""
+    """Globs that match the type of an operator or its whole name in any spelling; these operators
+    are measured in every step. Without globs, the rule applies to every tensor in the steps in
+    which it is measured.
+    """
     value: float = 0.0
-    """Of `too_large`: largest magnitude that is allowed."""
+    """For `too_large`: the largest magnitude that is allowed."""
     steps: int = 1
-    """Steps in a row in which the condition must be met, of those in which a tensor is measured;
-    for `unchanged` the steps with one and the same pulse, two at least."""
+    """Number of consecutive steps in which the condition must be met, counting only steps that
+    measure the tensor; for `unchanged`, the number of steps with the same pulse, at least two.
+    """
     do: WatchAction = "note"
     iterations: int = 1
-    """Of `dump`: iterations after the one in which the rule matches, of which tensors are kept."""
+    """For `dump`: number of iterations whose tensors are kept, after the iteration in which the
+    rule matches.
+    """
 
 
 def describe_rule(rule: WatchRule, number: int) -> str:
-    """Return the name of a rule: its place in the configuration and its condition."""
+    """Return the name of a rule in messages: its place in the configuration and its condition."""
     return f"rankdump.blackbox.watch[{number}] ({rule.when})"
 
 
 def check_rules(rules: tuple[WatchRule, ...]) -> None:
-    """Raise ValueError for rules that no configuration has."""
+    """Raise ValueError for rules that no configuration could contain."""
     if len(rules) > MAX_RULES:
         raise ValueError(f"{len(rules)} watch rules, at most {MAX_RULES}")
     for rule in rules:
@@ -76,17 +80,19 @@ TableForm = Literal["folder", "operator"]
 
 MAX_PATTERN_CHARACTERS = 1000
 MAX_PATTERNS = 1000
-"""Patterns of one list, and characters of each: every pattern is tried on every name."""
+"""Maximum number of patterns in a list; it is limited, as are the characters of a pattern, because
+every pattern is tried on every name.
+"""
 NET_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
-"""Names of networks, which are folders of the tree."""
+"""Allowed names of networks, which become folders of the tree."""
 STARTED_PATTERN = re.compile(r"[0-9]{14}")
 UNNAMED_MODEL = "Net"
-"""Name of a model without one."""
+"""Name of a model that has no name of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationSelection:
-    """Which iterations; `spans` are inclusive pairs, None means every one."""
+    """Selection of iterations; `spans` are pairs of first and last iteration, None selects all."""
 
     text: str = "all"
     spans: tuple[tuple[int, int], ...] | None = None
@@ -100,107 +106,126 @@ class TensorExclusion:
     """Tensors that are left out although their operator is selected."""
 
     name: str
-    """Of an operator, with what belongs to it, or of a type of operators."""
+    """Name of an operator, including its gradients and recomputed calls, or of a type
+    of operators.
+    """
     positions: tuple[str, ...] = ()
-    """`input0`, `output1`; empty means every tensor. A gradient has positions of its own."""
+    """Excluded tensors, such as `input0` or `output1`; empty means all. A gradient has its own
+    positions.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedOperators:
-    """Operators whose outputs are read again each time that another one has run."""
+    """Operators whose outputs are read again each time another operator has run."""
 
     layers: tuple[str, ...]
-    """Operators after which outputs are read, by full scope name or in a form of `spelt`; empty
-    means every other operator."""
+    """Operators after which the outputs are read again, by full scope name or any other spelling;
+    empty means all other operators.
+    """
     nodes: tuple[str, ...]
-    """Operators whose outputs are read then, of the same model."""
+    """Operators of the same model whose outputs are read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSelection:
-    """Which operators; with `everything` the lists of names do not matter."""
+    """Selection of operators; if `everything` is set, the lists of names do not matter."""
 
     everything: bool = True
     names: tuple[str, ...] = ()
-    """Full scope names, exact."""
+    """Full scope names that match exactly."""
     types: tuple[str, ...] = ()
-    """Substrings of the operator's type, case-insensitive."""
+    """Parts of the operator's type, in any case of letters."""
     patterns: tuple[str, ...] = ()
-    """Regular expressions that match a whole scope name."""
+    """Regular expressions that match the whole scope name."""
     marked: bool = False
-    """Those that the script marked with `set_dump`; the lists do not matter then."""
+    """Whether the operators are those that the script marked with `set_dump`; the lists do not
+    matter then.
+    """
     ranges: tuple[tuple[str, str], ...] = ()
-    """First and last operator of a range of the program, spelt in any way; adds to the lists."""
+    """Ranges of the program by their first and last operator, in any spelling; added to
+    the lists.
+    """
     without_types: tuple[TensorExclusion, ...] = ()
-    """Left out of what the lists select, by type of operator."""
+    """Tensors that are left out of the selection, by type of operator."""
     without_names: tuple[TensorExclusion, ...] = ()
-    """Left out of what the lists select, by name, spelt in any way."""
+    """Tensors that are left out of the selection, by operator name in any spelling."""
     spelt: bool = False
-    """Names may be spelt in any way: as files spell them, and as scope or path of the module."""
+    """Whether names may be spelt as in file names, or as the scope or path of the module."""
 
     @property
     def has_exclusions(self) -> bool:
-        """Whether anything is left out of what the lists select."""
+        """Whether any tensor may be left out of the selection."""
         return bool(self.without_types or self.without_names)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSelection:
-    """Which tensors."""
+    """Selection of tensors: iterations, devices, operators and sides."""
 
     iterations: IterationSelection = IterationSelection()
     devices: tuple[int, ...] | None = None
-    """Local device ids; None means every one."""
+    """Selected local device ids; None means all."""
     operators: OperatorSelection = OperatorSelection()
     inputs: bool = True
     outputs: bool = True
     initial_iteration: int = 0
     """Number of the job's first iteration."""
     trigger: TriggerMode = "always"
-    """`overflow`: operators that wrote something not finite; `exception`: the one that raised."""
+    """Condition for keeping an operator: `overflow` keeps operators that wrote a NaN or infinity,
+    `exception` the operator that raised.
+    """
     overflow_limit: int = 0
-    """After how many operators with an overflow a rank stops; 0 is never."""
+    """Number of operators with an overflow after which a rank stops dumping; 0 means never."""
     models: tuple[tuple[str, OperatorSelection], ...] = ()
-    """Operators of models by the name of the model's folder, in the place of `operators`."""
+    """Selections of operators for single models, by the name of the model's folder; they replace
+    `operators`.
+    """
     watched: WatchedOperators | None = None
-    """With this set, nothing but outputs that are read again is kept."""
+    """Watched operators; if set, only their outputs are kept."""
     optimizer_states: bool = False
-    """Find the optimizers that step; otherwise the script names those whose states are read."""
+    """Whether the optimizers that step are found automatically; otherwise the script names the
+    optimizers whose states are read.
+    """
 
     def get_operators(self, model: str) -> OperatorSelection:
-        """Return which operators of a model are selected."""
+        """Return the selection of operators for a model."""
         return next((operators for name, operators in self.models if name == model), self.operators)
 
     @property
     def operator_lists(self) -> tuple[OperatorSelection, ...]:
-        """All selections of operators, for every model."""
+        """All selections of operators: for all models, and for single models."""
         return (self.operators, *(operators for _, operators in self.models))
 
 
 @dataclass(frozen=True, slots=True)
 class ContentSettings:
-    """Form in which a selected tensor is kept."""
+    """Form in which selected tensors are kept."""
 
     saved: SavedDataMode = "tensor"
-    """Its elements, statistics about them, or both."""
+    """Whether elements, statistics, or both are kept."""
     statistics: tuple[str, ...] = DEFAULT_STATISTICS
-    """Which statistics, by the names of `_core.statistics`, in the order of their columns."""
+    """Names of the statistics, as in `_core.statistics`, in the order of their columns."""
     on_device: bool = False
-    """Compute statistics of a tensor on its accelerator, and read them back once a step."""
+    """Whether the statistics of a tensor are computed on its accelerator and read back once per
+    step.
+    """
     precision: StatisticPrecision = "high"
-    """`high` accumulates on the device in float32 at least, `low` in the tensor's own type."""
+    """Precision of statistics on a device: `high` accumulates in float32 at least, `low` in the
+    tensor's own type.
+    """
     sample_elements: int = 0
-    """A larger tensor is cut to that many first elements; 0 keeps all."""
+    """A larger tensor is cut to this number of first elements; 0 keeps all elements."""
     kernel_arguments: bool = False
     """Whether an operator's arguments are written beside its tensors."""
     tables: TableForm = "folder"
-    """Statistics are in one `statistic.csv` of a folder, or in a table of each operator."""
+    """Place of statistics: one `statistic.csv` per folder, or a table for each operator."""
     fingerprints: bool = False
     """Whether the fingerprint of each tensor is recorded beside the manifest."""
     run_card: bool = True
-    """Whether the run card of each iteration is recorded in the manifest."""
+    """Whether the manifest of each iteration has a run card."""
     baseline: str = ""
-    """Absolute folder of an earlier tree, whose tensors are not stored again; empty for none."""
+    """Absolute path of an earlier tree whose tensors are not stored again; empty for none."""
 
     @property
     def has_tables(self) -> bool:
@@ -213,68 +238,73 @@ class OutputSettings:
     """Place and form of the tree."""
 
     root: str
-    """Absolute folder that holds the rank folders."""
+    """Absolute path of the folder that holds the rank folders."""
     net_name: str = "Net"
-    """Name of every model; empty where each has its own."""
+    """Name used for every model; empty if each model has its own."""
     layout: str = "mindspore-sync"
-    """Form of the tree: a name of `LAYOUTS`."""
+    """Layout of the tree: a key of `LAYOUTS`."""
     profile: str = "ms2.3"
-    """Release whose names and tables the layout follows: a name of `PROFILES`."""
+    """Release of MindSpore whose names and tables are used: a key of `PROFILES`."""
     codec: str = "zstd"
     file_mode: int = 0o440
     folder_mode: int = 0o750
     file_format: TensorFileFormat = "npy"
-    """`npy`: a file for each tensor; `bin`: CANN's format, a file for each operator."""
+    """`npy` writes a file for each tensor; `bin`, CANN's format, a file for each operator."""
     started: str = ""
-    """`YYYYmmddHHMMSS`, local time, for layouts with a folder of that name; a session sets it."""
+    """Local time as `YYYYmmddHHMMSS`, for layouts with a folder of that name; set by
+    the session.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """Delivery from the rank to the tree."""
+    """Delivery of tensors from the rank to the tree."""
 
     on_full: FullBufferPolicy = "block"
-    """Action of a rank for a tensor when its buffer is full."""
+    """What a rank does with a tensor while its buffer is full."""
     block_timeout_s: float = 30.0
-    """Longest time `block` waits without the agent making progress."""
+    """Longest time in seconds that `block` waits while the agent makes no progress."""
     buffer_bytes: int = 256 << 20
-    """Tensor bytes that a rank holds until the agent has received them."""
+    """Maximum bytes of tensors that a rank holds until the agent has received them."""
     durability: DurabilityLevel = "written"
-    """When a record counts as safe: `written` survives any process, `synced` a power loss."""
+    """When a record counts as stored: `written` survives the end of any process, `synced` a power
+    failure.
+    """
     strict: bool = False
-    """Raise into the training script instead of counting a loss."""
+    """Whether a loss raises an error in the training script instead of only being counted."""
     shared_memory: bool = True
-    """Whether tensors go through the agent's shared memory where it offers some."""
+    """Whether tensors are sent through the agent's shared memory if it offers any."""
     embedded: bool = True
     """Whether a job without an agent starts one of its own."""
     max_step_overhead: float = 0.0
-    """Most time that dumping may take of the training thread, as a share of the time of a step
-    without it; 0 for no limit."""
+    """Maximum time that dumping may take of the training thread, as a share of the time of a step
+    without dumping; 0 means no limit.
+    """
 
 
 MAX_RING_STEPS = 4096
 MAX_TENSOR_BYTES = 1 << 30
-"""Most bytes of full tensors that the black box of a rank may have."""
+"""Maximum of the setting `tensor_bytes` of the black box."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlackBoxSettings:
-    """What a plan says about the black box; without steps there is none."""
+    """Settings of the black box; if `steps` is 0, there is none."""
 
     steps: int = 0
-    """Steps of each rank that are kept."""
+    """Number of latest steps of each rank that are kept."""
     post_steps: int = 2
-    """Steps after the one that the ring was frozen for."""
+    """Number of steps that are kept after the step for which the ring was frozen."""
     max_overhead: float = 0.01
-    """Most time that it may take, as a share of a step."""
+    """Maximum time that the black box may take, as a share of a step."""
     max_bytes: int = 1 << 30
-    """Most bytes of frozen trees beside one tree."""
+    """Maximum bytes of the frozen trees beside one tree."""
     pause_s: float = 300.0
-    """Shortest time between two freezes of a job."""
+    """Minimum seconds between two freezes of a job."""
     watch: tuple[WatchRule, ...] = ()
-    """Rules for tensors that a rank measures."""
+    """Watch rules for the tensors that a rank measures."""
     tensor_bytes: int = 16 << 20
-    """Most bytes of full tensors of each rank that are kept; 0 for none."""
+    """Maximum bytes of full tensors that are kept of each rank; 0 keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +317,11 @@ class DumpPlan:
     delivery: DeliverySettings = DeliverySettings()
     black_box: BlackBoxSettings = BlackBoxSettings()
     dialect: str = "plan"
-    """Which dialect it was written in: `mindspore` for a data_dump.json, `acl`, `tf`."""
+    """Dialect of the configuration: `mindspore` for a data_dump.json, `acl`, `tf`, or `plan`."""
     warnings: tuple[str, ...] = ()
-    """Settings with surprising effects, one sentence each."""
+    """Sentences about settings with surprising effects."""
     enabled: bool = True
-    """False when the configuration switches dumping off."""
+    """Whether dumping is on; a configuration may switch it off."""
 
 
 PLAN_VERSION = 1
@@ -299,18 +329,18 @@ MAX_ROOT_CHARACTERS = 4096
 
 
 def plan_to_json(plan: DumpPlan) -> bytes:
-    """Return the plan as it is sent to the agent."""
+    """Return the plan as JSON, as it is sent to the agent."""
     body = {"version": PLAN_VERSION} | make_plain(plan)
     return json.dumps(body, separators=(",", ":"), default=make_plain).encode()
 
 
 def plan_from_json(data: bytes) -> DumpPlan:
-    """Read a plan; ProtocolError when the bytes are not a valid one."""
+    """Parse the JSON of a plan; ProtocolError if it is not valid."""
     try:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
             raise ValueError("its version is not supported")
-        # Older clients do not send these, and no agent needs them otherwise.
+        # Older clients do not send these fields, and an agent does not need the clients' values.
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
         without = {"fingerprints": False, "run_card": False, "baseline": ""}
@@ -333,7 +363,7 @@ _UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, Recursion
 
 
 def _check_output(output: OutputSettings) -> None:
-    # The agent makes paths of these: they must not lead out of its tree.
+    # The agent makes paths from these texts, which must not lead out of its tree.
     texts = [text for text in make_plain(output).values() if isinstance(text, str)]
     modes = [output.file_mode, output.folder_mode]
     if any("\0" in text for text in texts):
@@ -357,7 +387,8 @@ def _check_selection(selection: TensorSelection) -> None:
         if len(operators.patterns) > MAX_PATTERNS:
             raise ValueError(f"{len(operators.patterns)} patterns, at most {MAX_PATTERNS}")
         for pattern in operators.patterns:
-            # Before it is compiled: that alone can take a while.
+            # The length is checked before the pattern is compiled, because compiling a long one can
+            # take a while.
             if len(pattern) > MAX_PATTERN_CHARACTERS:
                 raise ValueError(
                     f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"

@@ -1,8 +1,8 @@
-"""Identity of a rank: its place in the job from the launcher's variables, the id of the job, and
-the request that opens its session. The id is the same on all ranks of a job and different for
-every job.
+"""Identity of a rank: its place in the job according to the launcher's variables, the id of the
+job, and the request that opens its session. The job id is the same on all ranks of a job, and
+different for every job.
 
-Reads the environment and /proc, never the network. `derive_job_id` is pure.
+This module reads the environment and /proc, never the network. `derive_job_id` is pure.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from rankdump._core.timeouts import TIMEOUT_VARIABLES
 from rankdump.errors import ConfigError
 
 JOB_VARIABLE = "RANKDUMP_JOB_ID"
-"""Variable with the id of the job, which overrides the launcher's."""
+"""Variable with the id of the job; it overrides the id that follows from the launcher."""
 _ELASTIC_VARIABLE = "TORCHELASTIC_RUN_ID"
 _RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _NO_ELASTIC_RUN = "none"
-"""Run id of torchrun without `--rdzv-id`."""
-# Number of the job's processes on this host.
+"""Run id that torchrun uses if `--rdzv-id` is not given."""
+# Variables with the number of the job's processes on this host.
 _LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-# torch's names, then MindSpore's (msrun).
+# Variables with the master's address and port: torch's, then MindSpore's (msrun).
 _MASTER_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("MS_SCHED_HOST", "MS_SCHED_PORT"))
 _NODE_COUNT_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-# Step numbers from here on are Slurm's own, such as that of a batch script (slurm.h).
+# From this step number on, steps are Slurm's own, such as that of a batch script (slurm.h).
 _MIN_SLURM_OWN_STEP = 0xFFFFFFF0
-# Lightning gives both to the ranks that the first one of a host starts, but no number of the rank.
+# Lightning sets both variables for the ranks that the first rank of a host starts, but no number of
+# the rank.
 _LOCAL_RANK_VARIABLE = "LOCAL_RANK"
 _NODE_RANK_VARIABLE = "NODE_RANK"
 _MAX_HOST_CHARACTERS = 32
@@ -50,20 +51,21 @@ class JobLauncher:
 
     pid: int
     started: int
-    """Clock ticks from the boot of the host to its start (proc(5), `starttime`)."""
+    """Clock ticks from the boot of the host to the start of the process (proc(5), `starttime`)."""
     boot: str = ""
-    """Id of that boot."""
+    """Id of the boot of the host."""
     parent: int = 0
 
 
 def derive_job_id(
     environ: Mapping[str, str], *, world_size: int, tree: str, launcher: JobLauncher, host: str
 ) -> str:
-    """Return the id that every rank of a job derives, and no other job with another tree.
+    """Return the job id: the same on every rank of a job, and different for other jobs and other
+    trees.
 
-    In this order: RANKDUMP_JOB_ID; the job and step of Slurm; the namespace of PMIx; the run id of
-    torchrun; what the ranks share: their launcher, or master address and port where they run on
-    several hosts. `host` is this host's name.
+    It comes from the first of these that is known: RANKDUMP_JOB_ID; the job and step of Slurm; the
+    namespace of PMIx; the run id of torchrun; the launcher that the ranks share, or the master's
+    address and port for ranks on several hosts. `host` is the name of this host.
     """
     named = environ.get(JOB_VARIABLE) or _find_slurm_job(environ) or environ.get("PMIX_NAMESPACE")
     named = named or _find_elastic_run(environ)
@@ -77,7 +79,9 @@ def derive_job_id(
 
 
 def is_multi_host(environ: Mapping[str, str], *, world_size: int) -> bool:
-    """Return whether a job has ranks on other hosts, or may have, where its launcher is silent."""
+    """Return whether a job has ranks on other hosts, or may have because its launcher
+    does not say.
+    """
     if world_size <= 1:
         return False
     local = _read_first(environ, _LOCAL_SIZE_VARIABLES)
@@ -91,11 +95,12 @@ def is_multi_host(environ: Mapping[str, str], *, world_size: int) -> bool:
 
 
 def find_launcher(environ: Mapping[str, str], *, world_size: int) -> JobLauncher:
-    """Return the process that started all ranks of this host; a single process itself.
+    """Return the process that started all ranks on this host; for a single process, this process
+    itself.
 
     It is the nearest ancestor that is not a rank: a wrapper between launcher and rank, such as a
-    shell or numactl, has the rank's variables. For ranks without any, as spawned ones, it is the
-    parent. Lightning's launcher is the first rank itself, which starts the others.
+    shell or numactl, has the rank's variables too. For ranks without variables, such as spawned
+    ones, it is the parent. Lightning's launcher is the first rank itself, which starts the others.
     """
     if world_size <= 1 and not environ.get(_ELASTIC_VARIABLE):
         return _read_process(os.getpid())
@@ -116,7 +121,7 @@ def _find_slurm_job(environ: Mapping[str, str]) -> str:
         return ""
     if step.isdecimal() and int(step) < _MIN_SLURM_OWN_STEP:
         return f"{job}.{step}"
-    # Parallel runs of one batch script.
+    # The run id separates parallel runs in one batch script.
     run = _find_elastic_run(environ)
     return f"{job}-{run}" if run else job
 
@@ -143,14 +148,15 @@ def _compute_digest(*parts: str) -> str:
 
 
 def _is_spawned() -> bool:
-    processes = sys.modules.get("multiprocessing.process")  # loaded in every process that it starts
+    processes = sys.modules.get("multiprocessing.process")  # loaded in its child processes
     return processes is not None and processes.parent_process() is not None
 
 
 def _read_process(pid: int) -> JobLauncher:
-    """Return a process from /proc; of one that cannot be read only its number."""
+    """Return a process with its facts from /proc; if it cannot be read, only with its number."""
     try:
-        # The name in parentheses may hold anything (proc(5)).
+        # The fields follow the program's name, which is in parentheses and may hold any character
+        # (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return JobLauncher(pid, int(fields[19]), boot, parent=int(fields[1]))
@@ -159,7 +165,9 @@ def _read_process(pid: int) -> JobLauncher:
 
 
 def _has_variable(pid: int, name: str) -> bool:
-    """Return whether a process was started with a variable; False where that cannot be read."""
+    """Return whether a process was started with a variable; False if its environment cannot be
+    read.
+    """
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -168,13 +176,13 @@ def _has_variable(pid: int, name: str) -> bool:
 
 
 WARNED_VARIABLE = "RANKDUMP_WARNED"
-"""Variable with the configuration whose warnings were shown before the job began."""
+"""Variable with the path of the configuration whose warnings were shown before the job began."""
 
-# In each row the first variable that is set counts: torchrun's names, then MindSpore's, Open
-# MPI's and Slurm's, because an outer launcher's variables stay visible inside an inner one.
+# In each row the first variable that is set counts. The order is torchrun, MindSpore, Open MPI,
+# Slurm, because the variables of an outer launcher stay visible inside an inner one.
 _RANK_VARIABLES = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-# MindSpore compares support_device with DEVICE_ID, so an explicit one wins over the local rank.
+# MindSpore compares `support_device` with DEVICE_ID, so this variable comes before the local rank.
 _DEVICE_VARIABLES = ("DEVICE_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _MAX_VARIABLE_CHARACTERS = 256
 _SECRET_BYTES = 32
@@ -183,28 +191,28 @@ _PROCESS_US = time.time_ns() // 1000
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """A process's place in its job."""
+    """Place of a process in its job."""
 
     rank: int = 0
     world_size: int = 1
     device: int = 0
-    """Local device id, as in `support_device`."""
+    """Local device id, as used in `support_device`."""
     job_id: str = "job"
     spans_hosts: bool = False
     """Whether the job may have ranks on other hosts."""
     restarts: int | None = None
-    """How often the launcher had restarted all ranks; None when it does not count that."""
+    """Number of times that the launcher had restarted all ranks; None if it does not count them."""
 
 
 def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
     """Return the place of this process in the job that dumps into `tree`.
 
-    It comes from the launcher's variables, else from torch's process group where there is one: also
-    where the launcher sets a size but no rank, as Lightning does. ConfigError when a variable is
-    not a number.
+    The place comes from the launcher's variables, else from torch's process group if there is one.
+    The group is also used if the launcher sets a size but no rank, as Lightning does. ConfigError
+    if a variable is not a number.
     """
     rank = _read_number(environ, _RANK_VARIABLES, 0)
-    # A lone RANK_ID without a size is common; a rank is always inside its world.
+    # RANK_ID without a size is common; the size is made large enough to contain the rank.
     size = max(_read_number(environ, _WORLD_SIZE_VARIABLES, 1), rank + 1)
     if size == 1 or (environ.get(_WORLD_SIZE_VARIABLES[0]) and not environ.get(_RANK_VARIABLES[0])):
         rank, size = find_process_group() or (rank, size)
@@ -225,12 +233,12 @@ def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
 
 
 def find_restarts(environ: Mapping[str, str]) -> int | None:
-    """Return how often torchrun had restarted all ranks; None without its count."""
+    """Return how often torchrun had restarted all ranks; None if torchrun's count is not set."""
     return _parse_number(environ.get(_RESTART_VARIABLE, ""))
 
 
 def find_process_group() -> tuple[int, int] | None:
-    """Return rank and size of torch's default process group; None where there is none yet."""
+    """Return rank and size in torch's default process group; None if there is none yet."""
     group = sys.modules.get("torch.distributed")
     if group is None or not (group.is_available() and group.is_initialized()):
         return None
@@ -238,9 +246,9 @@ def find_process_group() -> tuple[int, int] | None:
 
 
 def read_timeout_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with timeouts of communication that are set.
+    """Return the variables that set timeouts of communication, with their values.
 
-    Bytes that are not text are replaced and long values cut: no valid timeout has either.
+    Bytes that are not text are replaced, and long values are cut: no valid timeout has either.
     """
     found = {name: environ[name] for name in TIMEOUT_VARIABLES if environ.get(name)}
     return {
@@ -287,11 +295,11 @@ def make_session_request(
 
 
 def _find_framework() -> tuple[str, str]:
-    """Return the framework that is loaded, with its version, and what it computes on."""
+    """Return the loaded framework with its version, and the kind of device that it computes on."""
     for name, device_of in (("torch", _find_torch_device), ("mindspore", _find_mindspore_device)):
         module = sys.modules.get(name)
         version = getattr(module, "__version__", None)
-        if module is not None and version is not None:  # a folder of that name is a module, too
+        if module is not None and version is not None:  # a folder also counts as a module
             return f"{name} {version}", device_of(module)
     return "numpy", "CPU"
 

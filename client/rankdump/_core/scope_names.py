@@ -1,4 +1,4 @@
-"""Short names of operators and models for people, from full scope names. Pure."""
+"""Short names of operators and models for people, made from full scope names. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _MODEL_CLASS = re.compile(r"(?:^|/)network-([^/]+)")
 def name_models(
     named: Iterable[tuple[int, str]], known: Mapping[int, str] | None = None
 ) -> dict[int, str]:
-    """Return the names of models by graph, from pairs of graph and operator; empty for one model.
+    """Return the names of models by graph, from pairs of graph and operator name; empty names if
+    there is only one model.
 
-    A model whose name is not `known` has that of its class.
+    A model that is not in `known` gets the name of its class.
 
     >>> name_models([(0, "Default/network-G/0-Linear/Linear-op0"), (1, "Default/network-D/D-op0")])
     {0: 'G', 1: 'D'}
@@ -38,9 +39,10 @@ def name_models(
 
 
 def format_scope_name(op_name: str, model: str = "") -> str:
-    """Return a short scope name: the modules' own names, then the operator.
+    """Return a short scope name: the names of the modules, then the operator.
 
-    With the name of a model, that comes first, except for the call of a model of that class.
+    The name of a model, if given, comes first, except if the operator is the call of a model of
+    that class.
 
     >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
     'Gradients/encoder.0/Linear-op0'
@@ -50,7 +52,7 @@ def format_scope_name(op_name: str, model: str = "") -> str:
     modules = [
         part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
     ]
-    # The call of a model itself has the class alone, which several models may have.
+    # The call of a model itself has only the name of the class, which several models may have.
     is_in_model = any(part.startswith("network-") for part in scope)
     is_named = modules or (is_in_model and operator.rpartition("-op")[0] != model)
     path = ".".join([*([model] if model and is_named else []), *map(_module_name, modules)])
@@ -58,6 +60,7 @@ def format_scope_name(op_name: str, model: str = "") -> str:
 
 
 def _module_name(module: str) -> str:
-    # The suffix is the class of a module, which the operator repeats, or the number of a group.
+    # The suffix is either the class of the module, which the operator repeats, or the number of a
+    # group.
     name, _, kind = module.rpartition("-")
     return name if name and not kind.isdigit() else module

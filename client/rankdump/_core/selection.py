@@ -1,10 +1,10 @@
-"""Decisions on a plan: whether it selects a device, an iteration, an operator or a tensor, and why
-not; with the grammar of `iteration` (MindSpore 2.3, Dump guide): `all`, or numbers and ranges
+"""Decisions on a plan: whether it selects a device, an iteration, an operator or a tensor, and if
+not, why; and the grammar of `iteration` (MindSpore 2.3, Dump guide): `all`, or numbers and ranges
 joined by `|`. Pure.
 
-Rank and agent make the same decisions here: the rank's save work, the agent's are final. Of an
-iteration text only the characters are checked; a segment that no iteration can match is accepted
-and left out.
+Rank and agent make the same decisions here: those of the rank save work, those of the agent are
+final. In the text of `iteration` only the characters are checked; a segment that no iteration can
+match is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from rankdump._core.record import TensorSide, sanitize_name
 GRADIENTS_PREFIX = "Gradients/"
 """Prefix of the names of operators and tensors of a backward pass."""
 OPTIMIZER_PREFIX = "Optimizer/"
-"""Prefix of the names of states of optimizers."""
+"""Prefix of the names of optimizer states."""
 OPTIMIZER_STATE_TYPE = "OptimizerState"
-"""Operator type of these states, which their names do not have."""
+"""Operator type of optimizer states, which their names do not contain."""
 RECOMPUTED_PREFIX = "Recompute/"
-"""Prefix of the name of a call that activation checkpointing runs again."""
+"""Prefix of the name of a call that activation checkpointing repeats."""
 _NETWORK_PREFIX = "Default/network-"
 _WATCH_SEPARATOR = "_To_"
 _MAX_SPLITS = 64
-"""Most ways to split a watched name that are tried; names made here have fewer."""
+"""Maximum number of ways to split a watched name that are tried; names made by `make_watch_name`
+have fewer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionVerdict:
-    """A decision and its reason; the reason is empty only when the answer is yes."""
+    """A decision and its reason; the reason may be empty only if the decision is yes."""
 
     accepted: bool
     reason: str = ""
@@ -49,7 +51,7 @@ ACCEPTED_VERDICT = SelectionVerdict(True)
 
 
 def decide_device(plan: DumpPlan, device: int) -> SelectionVerdict:
-    """Decide on a rank by its local device id."""
+    """Decide whether a rank is selected, by its local device id."""
     devices = plan.selection.devices
     if devices is None or device in devices:
         return ACCEPTED_VERDICT
@@ -60,7 +62,7 @@ def decide_device(plan: DumpPlan, device: int) -> SelectionVerdict:
 
 
 def decide_iteration(plan: DumpPlan, iteration: int) -> SelectionVerdict:
-    """Decide on an iteration, counted from 0."""
+    """Decide whether an iteration is selected; iterations are counted from 0."""
     if iteration in plan.selection.iterations:
         return ACCEPTED_VERDICT
     text = plan.selection.iterations.text
@@ -68,7 +70,7 @@ def decide_iteration(plan: DumpPlan, iteration: int) -> SelectionVerdict:
 
 
 def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
-    """Decide on inputs or outputs as a whole."""
+    """Decide whether any inputs, or any outputs, are selected."""
     wanted = plan.selection.inputs if side is TensorSide.INPUT else plan.selection.outputs
     return (
         ACCEPTED_VERDICT
@@ -78,9 +80,10 @@ def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
 
 
 def decide_operator(operators: OperatorSelection, op_name: str) -> SelectionVerdict:
-    """Decide on an operator by its full scope name; a parameter's name is its own.
+    """Decide whether an operator is selected, by its full scope name; a parameter is selected by
+    its own name.
 
-    Marks of a script, and the position of its program, are known only in its own process.
+    Marks of a script, and the position in its program, are known only in the script's process.
     """
     if operators.everything or operators.marked or operators.ranges:
         return ACCEPTED_VERDICT
@@ -88,11 +91,11 @@ def decide_operator(operators: OperatorSelection, op_name: str) -> SelectionVerd
 
 
 def decide_listed_operator(operators: OperatorSelection, op_name: str) -> SelectionVerdict:
-    """Decide on an operator by the lists alone.
+    """Decide whether the lists alone select an operator.
 
-    The order of the tests and the meaning of each class are MindSpore's (MatchKernel). A gradient
-    or a recomputed call is selected by its own name, and together with its operator; expressions
-    look at its own name alone.
+    The order of the tests and the meaning of each list are MindSpore's (MatchKernel). A gradient or
+    a recomputed call is selected by its own name, and also together with its operator; regular
+    expressions are matched with its own name only.
     """
     if any(re.fullmatch(pattern, op_name) for pattern in operators.patterns):
         return ACCEPTED_VERDICT
@@ -112,9 +115,10 @@ def decide_listed_operator(operators: OperatorSelection, op_name: str) -> Select
 
 
 def names_operators(operators: OperatorSelection) -> bool:
-    """Return whether operators are selected one by one: by a list, not all of them or by a mark.
+    """Return whether operators are selected individually: by a list, not as a whole or by a mark.
 
-    Tensors of collectives are kept only then: a plan of everything means those of the network.
+    Tensors of collectives are kept only then: a plan that selects everything means the operators of
+    the network.
     """
     return not (operators.everything or operators.marked)
 
@@ -122,7 +126,9 @@ def names_operators(operators: OperatorSelection) -> bool:
 def decide_exclusion(
     operators: OperatorSelection, op_type: str, op_name: str, side: TensorSide, slot: int
 ) -> SelectionVerdict:
-    """Decide on one tensor of a selected operator; a gradient goes with its operator."""
+    """Decide whether a tensor of a selected operator is excluded; a gradient follows
+    its operator.
+    """
     if not operators.has_exclusions:
         return ACCEPTED_VERDICT
     position = f"{side.value}{slot}"
@@ -138,7 +144,9 @@ def decide_exclusion(
 
 
 def decide_watched_operator(watched: WatchedOperators, op_name: str) -> SelectionVerdict:
-    """Decide on a watched operator's outputs, also by the name that `make_watch_name` gave them."""
+    """Decide whether a watched operator's outputs are kept; `op_name` may be a name of
+    `make_watch_name`.
+    """
     if is_named_in(watched.nodes, op_name):
         return ACCEPTED_VERDICT
     parts = op_name.split(_WATCH_SEPARATOR, _MAX_SPLITS)
@@ -151,7 +159,7 @@ def decide_watched_operator(watched: WatchedOperators, op_name: str) -> Selectio
 
 
 def make_watch_name(layer: str, node: str) -> str:
-    """Return the name of a watched operator's outputs, read again after a layer."""
+    """Return the name of a watched operator's outputs that were read again after a layer."""
     return f"{layer}{_WATCH_SEPARATOR}{node}"
 
 
@@ -162,9 +170,10 @@ def is_named_in(entries: Collection[str], *op_names: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def list_spellings(op_name: str) -> tuple[str, ...]:
-    """Return the names of an operator: its full scope name first, and as files spell it.
+    """Return the spellings of an operator's name: first its full scope name, then that of files.
 
-    One of a network also has the scope of its module, with or without `Default/`, and its path:
+    An operator of a network also has the scope of its module, with or without `Default/`, and its
+    path:
 
     >>> list_spellings("Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")[3:]
     ('network-Net/layer1-Sequential/0-Conv2d', 'layer1.0')
@@ -189,7 +198,7 @@ def strip_scope_prefix(op_name: str) -> str:
 
 
 def has_scope_prefix(op_name: str, prefix: str) -> bool:
-    """Return whether a name begins with such a prefix, also one that is spelled as in files.
+    """Return whether a name begins with a scope prefix, which may be spelled as in file names.
 
     >>> has_scope_prefix("Gradients_fc_weight", "Gradients/")
     True
@@ -202,7 +211,7 @@ def has_scope_prefix(op_name: str, prefix: str) -> bool:
 
 
 def extract_op_type(op_name: str) -> str:
-    """Return the type inside a scope name: after the last `/`, up to the last `-`."""
+    """Return the operator type in a scope name: the text after the last `/`, up to the last `-`."""
     last = op_name.rpartition("/")[2]
     head, dash, _ = last.rpartition("-")
     return head if dash else last
@@ -222,7 +231,7 @@ _MAX_DIGITS = len(str((1 << 64) - 1))
 
 
 def parse_iterations(text: str) -> IterationSelection | None:
-    """Return the iterations that a text selects; None when MindSpore would reject it."""
+    """Return the iterations that a text selects; None if MindSpore would reject the text."""
     if text == "all":
         return IterationSelection()
     if not _ITERATION_CHARACTERS.fullmatch(text):
@@ -240,7 +249,7 @@ def find_idle_segments(text: str) -> dict[str, str]:
 
 
 def _parse_segment(segment: str) -> tuple[int, int] | str:
-    """Return a segment's span, or the reason why it has none."""
+    """Return first and last iteration of a segment, or the reason why it matches no iteration."""
     if not segment:
         return "is an empty segment"
     found = _SEGMENT_PATTERN.fullmatch(segment)
@@ -254,7 +263,7 @@ def _parse_segment(segment: str) -> tuple[int, int] | str:
 
 
 def parse_uint64(digits: str) -> int | None:
-    """Return a number of digits; None when it has more than 64 bits."""
+    """Return the number that digits spell; None if it needs more than 64 bits."""
     significant = digits.lstrip("0") or "0"
     if len(significant) > _MAX_DIGITS:
         return None

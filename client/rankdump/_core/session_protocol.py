@@ -23,36 +23,42 @@ class SessionRequest:
 
     job_id: str
     session_id: str
-    """Chosen by the client; unique for ever."""
+    """Id of the session, chosen by the client; never used again."""
     rank: int
     world_size: int
     device: int
-    """Local device id, as in `support_device`."""
+    """Local device id, as used in `support_device`."""
     host: str
     pid: int
     framework: str
-    """Name and version, as `torch 2.13.0`."""
+    """Name and version of the framework, such as `torch 2.13.0`."""
     device_target: str
-    """`CPU`, `GPU` or `Ascend`."""
+    """Kind of device: `CPU`, `GPU` or `Ascend`."""
     plan_json: bytes
     config_source: bytes
     """The user's configuration file, byte for byte."""
     wants_slab: bool = False
-    """The rank can map shared memory of this host."""
+    """Whether the rank can map shared memory of this host."""
     secret: bytes = field(default=b"", repr=False)
-    """Chosen by the client, and required to resume the session; inside the agent its SHA-256."""
+    """Secret that the client chooses and must present to resume the session; inside the agent its
+    SHA-256.
+    """
     slab_version: int = 0
-    """Newest format of a slab that the rank can write; 0 from clients without a journal."""
+    """Newest slab format that the rank can write; 0 from clients that write no journal."""
     attempt: int = 0
-    """How often the launcher had restarted the job; inside the agent the number of the attempt."""
+    """Number of restarts of the job by its launcher; inside the agent the number of the attempt."""
     is_elastic: bool = False
-    """The launcher restarts all ranks together, and `attempt` is its count."""
+    """Whether the launcher restarts all ranks together and `attempt` is its count."""
     started_us: int = 0
-    """When the rank began the session, on the clock of its records; 0 from older clients."""
+    """Time at which the rank began the session, in microseconds on the clock of its records; 0 from
+    older clients.
+    """
     process_us: int = 0
-    """When its process loaded the library: with host and pid it names the process."""
+    """Time at which the rank's process loaded the library, in microseconds; with host and pid it
+    identifies the process.
+    """
     takes_orders: bool = False
-    """The rank answers orders that control its job; not so one of an earlier release."""
+    """Whether the rank answers orders that control its job; ranks of earlier releases do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,59 +67,69 @@ class SlabPlace:
 
     path: str
     length: int
-    """Bytes of the whole file."""
+    """Bytes of the whole slab file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """The agent's answer to a request."""
+    """The agent's answer to the request for a session."""
 
     token: bytes
     acknowledged: int
-    """Everything up to this sequence number is already accounted for."""
+    """Sequence number up to which all frames are accounted for already."""
     max_record_bytes: int
     excluded: str = ""
-    """Why the plan selects nothing on this rank; empty when it selects something."""
+    """Why the plan selects nothing on this rank; empty if it selects something."""
     slab: SlabPlace | None = None
-    """Where frames go instead of the stream, when the agent offers it."""
+    """Shared memory that frames are written to instead of the stream; None if the agent offers
+    none.
+    """
     redirect: str = ""
-    """Where to open it instead: a name beside the socket, or a port of its host; empty for here."""
+    """Address where the session must be opened instead: a name beside the socket, or a port of the
+    agent's host; empty for this agent.
+    """
     opening: str = ""
-    """Why the session is not open yet and must be requested again; empty when it is open."""
+    """Why the session is not open yet and must be requested again; empty if it is open."""
     keeps_steps: bool = False
-    """The agent keeps the steps of the session's black box; not so one of an earlier release."""
+    """Whether the agent keeps steps of the session's black box; agents of earlier
+    releases do not.
+    """
     keeps_step_tensors: bool = False
-    """The agent keeps tensors of the black box in full; not so one of an earlier release."""
+    """Whether the agent keeps full tensors of the black box; agents of earlier releases do not."""
     changes_plans: bool = False
-    """The agent reads frames that change the plan; not so one of an earlier release."""
+    """Whether the agent reads frames that change the plan; agents of earlier releases do not."""
 
 
 class RecordHead(NamedTuple):
-    """One tensor of one iteration, without its bytes.
+    """Head of a record: one tensor of one iteration, without its elements.
 
-    A NamedTuple, which is made fastest: there is one for each tensor.
+    It is a NamedTuple because that is created fastest: there is one for each tensor.
     """
 
     kind: TensorKind
-    """With the name of its model as folders spell it."""
+    """Kind of the tensor; its model's name is spelled as in folder names."""
     iteration: int
     timestamp_us: int
-    """Microseconds since the epoch, rising and unique within a rank."""
+    """Time stamp in microseconds since the epoch, rising and unique within a rank."""
     rank: int = 0
-    """It is not sent: the agent knows it from the session."""
+    """Global rank; not sent, because the agent knows it from the session."""
     task: int = 0
     stream: int = 0
     switched_on: bool = False
-    """The script itself switched dumping on: the plan's iterations do not matter."""
+    """Whether the script itself switched dumping on, so that the plan's iterations do
+    not matter.
+    """
 
     @property
     def byte_count(self) -> int:
-        """Length of the elements in C order, little endian."""
+        """Bytes of the elements in C order, little endian."""
         return self.kind.byte_count
 
     @property
     def key(self) -> TensorKey:
-        """Identity of the tensor in its tree; made on each call, as only file names need it."""
+        """Identity of the tensor in its tree; made on each call, because only file
+        names need it.
+        """
         kind = self.kind
         return TensorKey(
             self.rank,
@@ -133,7 +149,7 @@ class RecordHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """Arguments that an operator was configured with, each value as text."""
+    """Arguments that one operator was configured with; each value is a text."""
 
     graph: int
     op_type: str
@@ -143,7 +159,7 @@ class OperatorArguments:
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Arguments of operators that ran in an iteration."""
+    """Arguments of several operators that ran in an iteration."""
 
     iteration: int
     operators: tuple[OperatorArguments, ...]
@@ -151,15 +167,15 @@ class KernelArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallStacks:
-    """Stacks of calls of an API, in order; a frame holds each stack once."""
+    """Call stacks of API calls, in order; each different stack is in the frame only once."""
 
     iteration: int
     calls: tuple[str, ...]
-    """Names of operators, as in the keys of their tensors; at most MAX_FRAME_ROWS."""
+    """Names of the operators, as in the keys of their tensors; at most MAX_FRAME_ROWS."""
     stacks: tuple[int, ...]
-    """For each call the index of its stack in `texts`."""
+    """Index in `texts` of the stack of each call."""
     texts: tuple[tuple[str, ...], ...]
-    """Lines of each stack, innermost first, as a file has them."""
+    """Lines of each different stack, innermost call first, as the file has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,34 +184,36 @@ class IterationEnd:
 
     iteration: int
     expected: int
-    """Tensors that the plan selected, stored or not."""
+    """Number of tensors that the plan selected, whether they were stored or not."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Those that never became a record, by reason."""
+    """Number of these tensors that never became a record, by reason."""
     stall_us: int = 0
-    """Time the training thread was held up by dumping."""
+    """Microseconds for which dumping delayed the training thread."""
     first_position: int = 0
     last_position: int = 0
-    """Positions in the rank's program that belong to it; both 0 when none are counted."""
+    """Last position of the iteration in the rank's program, after `first_position`; both are 0 if
+    events are not counted.
+    """
     card: bytes = b""
-    """The run card, as JSON; empty without one."""
+    """The run card as JSON; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """End of a session, sent by its rank."""
+    """End of a session, as its rank sends it."""
 
     iterations_seen: int
     notes: tuple[str, ...] = ()
     raised_in: int | None = None
-    """The iteration in which an error ended the session; None when none did."""
+    """Iteration in which an error ended the session; None if no error did."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedPlan:
-    """The plan of all frames behind this one."""
+    """The plan that applies to all frames after this one."""
 
     iteration: int
-    """First iteration with this plan."""
+    """First iteration that has this plan."""
     plan: DumpPlan
 
 
@@ -215,16 +233,20 @@ MetadataItem: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """Every frame up to `sequence` is accounted for."""
+    """Message of the agent that all frames up to `sequence` are accounted for."""
 
     sequence: int
     draining: bool = False
-    """The agent is about to stop: finish the stream and come back later."""
+    """Whether the agent is about to stop: the rank finishes the stream and connects again later."""
     warnings: tuple[str, ...] = ()
-    """Lines for the rank's log, each to be written once."""
+    """Lines for the rank's log, each of which is written once."""
     slab_ready: bool = False
-    """Shared memory is there now: finish the stream and open the session again."""
+    """Whether shared memory is available now: the rank finishes the stream and opens the session
+    again.
+    """
     freeze: FreezeNotice | None = None
-    """The black box was frozen: send what there is of the running step."""
+    """Notice that the black box was frozen: the rank sends its running step as far as it was
+    measured.
+    """
     orders: tuple[ControlOrder, ...] = ()
-    """Orders that control the job, each to be answered."""
+    """Orders that control the job; the rank answers each of them."""

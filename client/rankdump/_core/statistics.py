@@ -1,8 +1,8 @@
-"""Statistics of one tensor as `statistic.csv` holds them: twelve items, made of the moments that
-kernels find. Pure; safe to call from any thread.
+"""Statistics of one tensor as `statistic.csv` has them: twelve items, which are computed from the
+moments that kernels find. Pure; safe to call from any thread.
 
-Every element counts as a float64. NaN and infinities take part: one NaN makes maximum, minimum,
-mean and norm NaN, and the signed counts include the infinities (MindSpore 2.5 and later, Dump
+Every element counts as a float64. NaN and infinities are included: one NaN makes maximum, minimum,
+mean and norm NaN, and the counts by sign include the infinities (MindSpore 2.5 and later, Dump
 guide). Numbers are written as C's `%g` writes them, or with all their digits.
 """
 
@@ -33,7 +33,7 @@ from rankdump._kernels.kernel_functions import KERNELS, FoundMoments
 from rankdump.errors import UnsupportedError
 
 _WIDENED_ELEMENTS = 1 << 14
-"""8-bit numbers that are widened at a time: few enough to stay in a core's cache."""
+"""Number of 8-bit elements that are widened at a time: few enough to stay in a core's cache."""
 
 MD5_ITEM = "md5"
 STATISTIC_TITLES: dict[str, str] = {
@@ -50,7 +50,7 @@ STATISTIC_TITLES: dict[str, str] = {
     MD5_ITEM: "MD5",
     "l2norm": "L2Norm Value",
 }
-"""Column title of each item of `statistic_category`."""
+"""Column title in tables for each item of `statistic_category`."""
 DEFAULT_STATISTICS = ("max", "min", "l2norm")
 DEVICE_STATISTICS = ("max", "min", "avg", "l2norm")
 """Items that can be computed on an accelerator."""
@@ -62,7 +62,7 @@ _MomentPick: TypeAlias = "Callable[[FoundMoments], Any]"
 
 
 def _make_picks(fields: dict[str, str]) -> dict[str, _MomentPick]:
-    """Return how items are taken from moments, by the field of each."""
+    """Return for each item a function that takes the named field of the moments."""
     return {item: itemgetter(ElementMoments._fields.index(at)) for item, at in fields.items()}
 
 
@@ -91,29 +91,31 @@ _COUNT_PICKS = _make_picks(
     }
 )
 _PICKS = {**_SIZE_PICKS, **_EXTREME_PICKS, **_SUM_PICKS, **_COUNT_PICKS}
-"""All items but MD5, which is that of the bytes."""
+"""Functions that take each item from moments; MD5 is missing because it is computed
+from the bytes.
+"""
 _FRACTIONAL_ITEMS = _EXTREME_PICKS.keys() | _SUM_PICKS.keys()
-"""Items that are not whole numbers."""
+"""Items that are not integers."""
 
 
 class StatisticsForm(NamedTuple):
-    """How a row of items is made from moments."""
+    """Form of a row of items: how it is made from moments."""
 
     parts: int
-    """The moments that it needs."""
+    """Flags of the moments that the row needs."""
     text: str
-    """Format for the operator `%`."""
+    """Format string for the operator `%`."""
     picks: tuple[_MomentPick | None, ...]
-    """None for MD5."""
+    """Function that takes each item from the moments; None for MD5."""
 
     def write(self, found: FoundMoments, md5: str = "") -> str:
-        """Return the row, joined by commas."""
+        """Return the row as texts joined by commas."""
         return self.text % tuple([md5 if pick is None else pick(found) for pick in self.picks])
 
 
 @lru_cache(maxsize=64)
 def make_statistics_form(items: tuple[str, ...], *, exact: bool = False) -> StatisticsForm:
-    """Return the form of a row of items; with `exact` numbers have all their digits."""
+    """Return the form of a row of items; with `exact`, numbers have all their digits."""
     groups = {EXTREMES: _EXTREME_PICKS, SUMS: _SUM_PICKS, COUNTS: _COUNT_PICKS}
     parts = sum(part for part, picks in groups.items() if not picks.keys().isdisjoint(items))
     number = "%r" if exact else "%g"
@@ -122,10 +124,11 @@ def make_statistics_form(items: tuple[str, ...], *, exact: bool = False) -> Stat
 
 
 def measure_statistics(data: int | bytes, count: int, dtype: str, parts: int) -> FoundMoments:
-    """Return the fields of `ElementMoments` of so many elements, at an address or raw.
+    """Return the fields of `ElementMoments` for `count` elements, which are given by their address
+    or as bytes.
 
-    `parts` says which of them are needed. UnsupportedError for a type without statistics: a
-    complex one.
+    `parts` are the flags of the needed moments. UnsupportedError for a type without statistics,
+    such as a complex one.
     """
     code = ELEMENT_CODES.get(dtype)
     if code is not None:
@@ -151,10 +154,10 @@ def compute_statistic_row(
     exact: bool = False,
     found: FoundMoments | None = None,
 ) -> str:
-    """Return the statistics of raw elements of that type, C order, little endian, joined by commas.
+    """Return the statistics of raw elements (C order, little endian) as texts joined by commas.
 
-    `found` are all their moments, where they are known already. UnsupportedError for a type without
-    statistics: a complex one.
+    `found` are all moments of the elements if they are known already. UnsupportedError for a type
+    without statistics, such as a complex one.
     """
     form = make_statistics_form(items, exact=exact)
     size = data.nbytes if isinstance(data, memoryview) else len(data)
@@ -164,15 +167,17 @@ def compute_statistic_row(
     else:
         place = data
     found = found or measure_statistics(place, count, dtype, form.parts)
-    # Of bfloat16, the digest is that of two bytes an element, as the framework held them.
+    # MD5 covers the elements as the framework held them: for bfloat16 two bytes each.
     return form.write(found, _compute_md5(data) if MD5_ITEM in items else "")
 
 
 def write_statistic_rows(form: StatisticsForm, packed: Sequence[bytes]) -> list[str]:
-    """Return the rows of many moments as `PACKED_MOMENTS` packs them; no item may be MD5."""
+    """Return a row for each item of `packed`, which are moments packed as `PACKED_MOMENTS`; no item
+    may be MD5.
+    """
     text, unpack = form.text, PACKED_MOMENTS.unpack
     picks = [pick for pick in form.picks if pick is not None]
-    # Equal ones are written once: an operator often reads what the last one wrote.
+    # Equal moments are formatted once: an operator often reads what the operator before it wrote.
     rows = dict.fromkeys(packed, "")
     for each in rows:
         found = unpack(each)
@@ -183,7 +188,7 @@ def write_statistic_rows(form: StatisticsForm, packed: Sequence[bytes]) -> list[
 def compute_statistic_texts(
     items: tuple[str, ...], dtype: str, data: bytes | memoryview, *, exact: bool = False
 ) -> tuple[str, ...]:
-    """Return the text of each item of `compute_statistic_row`."""
+    """Return the texts of `compute_statistic_row`, one for each item."""
     return tuple(compute_statistic_row(items, dtype, data, exact=exact).split(",")) if items else ()
 
 
@@ -193,7 +198,9 @@ def has_statistics(dtype: str) -> bool:
 
 
 def format_statistic_number(value: float) -> str:
-    """Return a number as C++ streams print it by default: six digits, NaN without its sign."""
+    """Return a number as C++ streams print it by default: six significant digits, NaN without its
+    sign.
+    """
     return f"{value:g}"
 
 

@@ -1,4 +1,4 @@
-"""Status of jobs, from an agent, a coordinator or a finished tree, for people, scripts and
+"""Status of jobs from an agent, a coordinator or a finished tree, for people, scripts and
 monitoring: sessions, iterations, agents, merges, limits and usage. Pure values.
 """
 
@@ -15,24 +15,26 @@ from rankdump._core.timeouts import TimeoutHint, hint_to_json
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """A disk that holds dumps."""
+    """State of a disk that holds dumps."""
 
     root: str
-    """A tree on it."""
+    """Root of a tree on the disk."""
     free_bytes: int = 0
     total_bytes: int = 0
     floor_bytes: int = 0
-    """Tensors that would leave less than this free are rejected."""
+    """Free bytes to be kept: a tensor that would leave less is rejected."""
     free_inodes: int = 0
     total_inodes: int = 0
     used_bytes: int = 0
-    """Bytes that dumps of this agent take on it."""
+    """Bytes that the dumps of this agent take on the disk."""
     limit_bytes: int = 0
-    """Most bytes that they may take; 0: no limit."""
+    """Maximum bytes that these dumps may take; 0 means no limit."""
     floor_inodes: int = 0
-    """Tensors that would leave fewer inodes than this free are rejected."""
+    """Free inodes to be kept: a tensor that would leave fewer is rejected."""
     unfinished_ranks: int = 0
-    """Ranks with that tree that may send more, or have something left to be written."""
+    """Number of ranks with this tree that may send more, or for which something is left to be
+    written.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +44,30 @@ class JobUsage:
     job_id: str
     bytes_stored: int = 0
     limit_bytes: int = 0
-    """Most bytes that it may take; 0: no limit."""
+    """Maximum bytes that the dump may take; 0 means no limit."""
     pinned: bool = False
-    """Its iterations are not retired."""
+    """Whether the job is pinned: its iterations are not retired."""
     retired_iterations: int = 0
-    """Iterations of ranks that were retired, by age or size."""
+    """Number of iterations, counted for each rank, that were retired by age or size."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobNeed:
     """Space that each remaining iteration of a job will take in a tree, all ranks together.
 
-    It is estimated from the largest iteration that each rank has ended.
+    The space is estimated from the largest iteration that each rank has ended.
     """
 
     job_id: str
     root: str
     iterations: int = 0
-    """Remaining iterations of the plan; 0: it has no end."""
+    """Number of remaining iterations of the plan; 0 if the plan has no end."""
     bytes_stored: int = 0
-    """Of tensors."""
+    """Bytes of tensor files."""
     disk_bytes: int = 0
-    """In whole blocks, with tables, manifests and folders."""
+    """Bytes on the disk in whole blocks, including tables, manifests and folders."""
     inodes: int = 0
-    """Files and folders."""
+    """Number of files and folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,14 @@ class LedgerStatus:
     used_bytes: int = 0
     free_bytes: int = 0
     total_bytes: int = 0
-    """Of the disk."""
+    """Capacity of the disk in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """Memory of queue, slabs, sessions and rings of steps together."""
+    """Memory that an agent uses for queue, slabs, sessions and rings of steps together, and its
+    limit.
+    """
 
     used_bytes: int = 0
     limit_bytes: int = 0
@@ -89,16 +93,16 @@ class MemoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class PackBacklog:
-    """Files that an agent under pressure stored unpacked, to pack them when it has time."""
+    """Files that an agent stored unpacked when it did not keep up, and packs when it has time."""
 
     waiting_files: int = 0
     waiting_bytes: int = 0
     packed_files: int = 0
-    """Files that the agent has packed later since it was started."""
+    """Number of files that the agent has packed later since it was started."""
     packed_bytes: int = 0
-    """Bytes that they took before."""
+    """Bytes that these files took before they were packed."""
     saved_bytes: int = 0
-    """Bytes by which they became smaller."""
+    """Bytes by which packing made these files smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,12 @@ class SessionState(str, Enum):
     OPEN = "open"
     CLOSED = "closed"
     LOST = "lost"
-    """Its stream ended without the end of the session."""
+    """The stream of the session ended before the session did."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """One rank's session."""
+    """Status of one rank's session."""
 
     job_id: str
     session_id: str
@@ -132,33 +136,42 @@ class SessionStatus:
     pid: int
     state: SessionState
     excluded: str = ""
-    """Why the plan selects nothing on this rank; empty when it selects something."""
+    """Why the plan selects nothing on this rank; empty if it selects something."""
     iterations_seen: int = 0
     notes: tuple[str, ...] = ()
     framework: str = ""
-    """Name and version, as `torch 2.13.0`."""
+    """Name and version of the framework, such as `torch 2.13.0`."""
     device_target: str = ""
     selected: str = ""
-    """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
+    """Iterations that the plan selects, as a configuration writes them, such as `0|5-8`
+    or `all`.
+    """
     ended_by: str = ""
-    """How the process of a lost session ended: `SIGABRT`, `exit code 1`; empty when unknown."""
+    """How the process of a lost session ended, such as `SIGABRT` or `exit code 1`; empty if
+    unknown.
+    """
     last_events_known: bool = False
-    """Whether a lost session is known to the end: its process is gone, and what that had in shared
-    memory was read. Otherwise its last events may be missing."""
+    """Whether all events of a lost session are known, because its process has ended and its shared
+    memory was read. Otherwise the last events may be missing.
+    """
     attempt: int = 0
-    """Number of the attempt of the job that the rank's process belongs to."""
+    """Number of the job's attempt that the rank's process belongs to."""
     is_elastic: bool = False
-    """The launcher restarts all ranks together."""
+    """Whether the launcher restarts all ranks together."""
     started_us: int = 0
-    """When the rank began it, on the clock of its records; 0 when it is not known."""
+    """Time at which the rank began the session, in microseconds on the clock of its records; 0 if
+    unknown.
+    """
     raised_in: int | None = None
-    """The iteration in which an error ended it; None when none did."""
+    """Iteration in which an error ended the session; None if no error did."""
     operators: str = ""
-    """The operators that its plan selects now, as entries of a configuration: `conv, fc`, `all`."""
+    """Operators that the plan selects now, as entries of a configuration, such as `conv, fc` or
+    `all`.
+    """
     saved_data: str = ""
-    """What is kept of their tensors: `tensor`, `statistic` or `full`."""
+    """What is kept of the tensors of these operators: `tensor`, `statistic` or `full`."""
     changed_in: int | None = None
-    """First iteration with the present plan; None while that is the one of the configuration."""
+    """First iteration with the present plan; None while the plan is that of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,44 +189,48 @@ class IterationStatus:
     expected: int = 0
     stored: int = 0
     linked: int = 0
-    """Identical bytes are stored already: a hard link to them, or none for `same_as_baseline`."""
+    """Tensors whose bytes are stored already: they are hard links to the earlier file, or have no
+    file if they count in `same_as_baseline`.
+    """
     degraded: int = 0
-    """Kept as less than the plan selects: statistics, or the first elements."""
+    """Tensors of which less is kept than the plan selects: statistics, or the first elements."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By reason."""
+    """Dropped tensors by reason."""
     bytes_in: int = 0
     bytes_stored: int = 0
     stall_us: int = 0
-    """Time the training thread was held up by dumping."""
+    """Microseconds for which dumping delayed the training thread."""
     first_position: int = 0
     last_position: int = 0
-    """Positions in the rank's program that belong to it; both 0 when that is not known."""
+    """Last position of the iteration in the rank's program, after `first_position`; both are 0 if
+    unknown.
+    """
     attempt: int = 0
-    """Number of the attempt that ran it."""
+    """Number of the attempt that ran the iteration."""
     degraded_by: Mapping[str, int] = field(default_factory=dict[str, int])
     """Degraded tensors by reason."""
     same_as_baseline: int = 0
-    """Those of `linked` that have no file, because they equal their counterpart in the baseline."""
+    """Linked tensors without a file, because they equal their counterpart in the baseline."""
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every expected tensor is accounted for."""
+        """Whether every expected tensor is stored, linked, degraded or dropped."""
         return self.expected == self.accounted_tensors
 
     @property
     def accounted_tensors(self) -> int:
-        """Tensors that are stored, linked, degraded or dropped."""
+        """Number of tensors that are stored, linked, degraded or dropped."""
         return self.kept_tensors + sum(self.dropped.values())
 
     @property
     def kept_tensors(self) -> int:
-        """Tensors that are in the tree in some form, or in its baseline."""
+        """Number of tensors that are in the tree in some form, or in its baseline."""
         return self.stored + self.linked + self.degraded
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLoad:
-    """Queued records of agents, and free space of their disk."""
+    """Queued records of one or more agents, and free space of the disk of their trees."""
 
     queued_records: int = 0
     queued_bytes: int = 0
@@ -241,30 +258,30 @@ def sum_loads(loads: Iterable[AgentLoad]) -> AgentLoad:
 
 @dataclass(frozen=True, slots=True)
 class ClockEstimate:
-    """How far the coordinator's clock is ahead of an agent's."""
+    """Estimate of the microseconds by which the coordinator's clock is ahead of an agent's."""
 
     offset_us: int = 0
     error_us: int = 0
-    """The offset is wrong by at most this."""
+    """Maximum error of the estimate in microseconds."""
     steps: int = 0
-    """Times the agent's clock was set while it ran."""
+    """Number of times that the agent's clock was set while it ran."""
     known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """An agent, as its coordinator reports it."""
+    """Status of an agent, as its coordinator reports it."""
 
     agent_id: str
     host: str
     heard_s: float
-    """Seconds since its last message."""
+    """Seconds since the last message of the agent."""
     connected: bool
     clock: ClockEstimate = ClockEstimate()
     held_events: int = 0
-    """Events that wait on the agent to be reported."""
+    """Number of events that the agent has yet to report."""
     lost_events: int = 0
-    """Events that were dropped because too many waited."""
+    """Number of events that were dropped because too many waited."""
     load: AgentLoad = AgentLoad()
 
 
@@ -280,31 +297,35 @@ class MergeStatus:
     lag_s: float = 0.0
     """Seconds since the oldest unpublished event arrived; 0 when all are published."""
     unpublished: tuple[int, ...] = ()
-    """Iterations that are not published yet, the first few of them."""
+    """The first of the iterations that are not published yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWait:
-    """A collective or message that a rank has entered and not left, even if its process is gone."""
+    """A collective or message that a rank has entered and not left, even if the rank's process has
+    ended.
+    """
 
     job_id: str
     rank: int
     iteration: int
     kind: str
-    """As EventKind's name in lower case."""
+    """Kind of the call, such as `all_reduce` or `send`."""
     name: str
     group: str
     sequence: int
     start_us: int
-    """Microseconds since the epoch on the coordinator's clock."""
+    """Time at which the rank entered the call, in microseconds since the epoch on the coordinator's
+    clock.
+    """
     waited_us: int
-    """From then until now."""
+    """Microseconds for which the rank has waited."""
     source: str = ""
-    """`file:line` of the script that made the call; empty when it is not known."""
+    """`file:line` of the script that made the call; empty if unknown."""
     absent: tuple[int, ...] = ()
-    """Ranks that have not arrived, the first few of them."""
+    """The first of the ranks that have not arrived."""
     stuck: bool = False
-    """It is part of a deadlock or a mismatch, so it cannot end."""
+    """Whether the call is part of a deadlock or a mismatch, so that it cannot end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,62 +335,66 @@ class FreezeStatus:
     job_id: str
     iteration: int
     kind: str
-    """Why: a word of `FaultKind`."""
+    """Kind of the reason, such as `non_finite`, `jump`, `lost_rank` or `request`."""
     text: str
     """A sentence about the cause."""
     root: str = ""
-    """The folder of the frozen tree; empty until it is written."""
+    """Root of the frozen tree; empty until the tree is written."""
     frozen_us: int = 0
-    """Microseconds since the epoch on the agent's clock."""
+    """Time of the freeze in microseconds since the epoch on the agent's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlackBoxStatus:
-    """What the black boxes of the ranks of an agent hold, and the freezes that there were."""
+    """Contents of the black boxes of an agent's ranks, and the freezes so far."""
 
     steps: int = 0
     step_bytes: int = 0
     dropped_steps: int = 0
-    """Oldest steps that were dropped because the agent's memory had no room for them."""
+    """Number of steps, the oldest ones, that were dropped because the agent's memory
+    had no room.
+    """
     freezes: tuple[FreezeStatus, ...] = ()
     dropped_tensors: int = 0
-    """Oldest full tensors that were dropped for the same reason; their steps are kept longer."""
+    """Number of full tensors, the oldest ones, that were dropped because the agent's memory had no
+    room; their steps are kept longer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """Complete status of one source."""
+    """Complete status from one source."""
 
     sessions: tuple[SessionStatus, ...] = ()
     iterations: tuple[IterationStatus, ...] = ()
     load: AgentLoad = AgentLoad()
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
-    """A sentence for each problem."""
+    """Problems, one sentence each."""
     agents: tuple[AgentStatus, ...] = ()
-    """From coordinators only, like merges and hints."""
+    """Status of agents; only from coordinators, as are `merges`, `hints` and `waits`."""
     merges: tuple[MergeStatus, ...] = ()
     hints: tuple[TimeoutHint, ...] = ()
     order_findings: tuple[Finding, ...] = ()
     disks: tuple[DiskStatus, ...] = ()
-    """From agents only, like the fields that follow."""
+    """Status of disks; only from agents, as are `usage`, `memory`, `needs` and `ledger`."""
     usage: tuple[JobUsage, ...] = ()
     memory: MemoryStatus = field(default_factory=MemoryStatus)
     needs: tuple[JobNeed, ...] = ()
     ledger: LedgerStatus = field(default_factory=LedgerStatus)
     waits: tuple[RankWait, ...] = ()
-    """From coordinators only: the call that each rank waits in."""
+    """Call that each rank waits in; only from coordinators."""
     backlog: PackBacklog = field(default_factory=PackBacklog)
-    """From agents only."""
+    """Files to be packed later; only from agents."""
     black_box: BlackBoxStatus = field(default_factory=BlackBoxStatus)
-    """From agents, and of a tree the freezes beside it."""
+    """Status of black boxes from agents; from a tree, only the freezes beside it."""
 
 
 _REJECTED = " rejected: "
 
 
 def describe_rejection(ranks: Collection[int], why: str) -> str:
-    """Return the finding of an agent about ranks that it rejected for one reason."""
+    """Return the finding of an agent that it rejected some ranks for one reason."""
     return f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}{_REJECTED}{why}"
 
 
@@ -379,7 +404,7 @@ def is_rejection(finding: str) -> bool:
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the JSON form of a view: the fields of StatusView, and the hints with shares."""
+    """Return a view as JSON: the fields of StatusView, with the shares of the hints."""
     fields: dict[str, object] = asdict(view)
     fields["hints"] = list(map(hint_to_json, view.hints))
     return fields
@@ -387,7 +412,7 @@ def view_as_json(view: StatusView) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Origin of a batch of events; the columns are sent beside it."""
+    """Origin of a batch of events, whose columns are sent beside it."""
 
     job_id: str
     rank: int
@@ -396,7 +421,9 @@ class EventSource:
 
 @dataclass(frozen=True, slots=True)
 class OrderEntry:
-    """One line of the global execution order; a collective is one entry with all its members."""
+    """One entry, and line, of the global execution order; a collective is one entry with all its
+    members.
+    """
 
     position: int
     graph: int
@@ -409,16 +436,16 @@ class OrderEntry:
     start_us: int = 0
     end_us: int = 0
     missing: tuple[int, ...] = ()
-    """Members of the group that have not reported this collective."""
+    """Members of the group that have not reported the collective."""
     rank_positions: tuple[int, ...] = ()
-    """Its position in the program of each of the ranks."""
+    """Position of the entry in the program of each of `ranks`."""
     streams: tuple[int, ...] = ()
-    """The stream it ran on, on each of the ranks."""
+    """Stream that the operator or collective ran on, for each of `ranks`."""
     element_count: int = 0
-    """Of a collective or message."""
+    """For a collective or message: number of elements."""
     dtype: str = ""
-    """Type of the elements."""
+    """For a collective or message: element type."""
     peer: int = -1
-    """Global rank at the other end of a send or receive."""
+    """For a message: global rank at the other end."""
     attempt: int = 0
-    """Number of the attempt that ran it."""
+    """Number of the attempt that executed the entry."""

@@ -1,9 +1,10 @@
-"""Fingerprint of a record: the digest of its elements and the sketch as float32, over their global
-indices in the logical tensor where the layout of the record says them, else over the tensor's own.
-Statistics are computed in the same pass. With the file of the fingerprints of an iteration. Pure.
+"""Fingerprint of a record: the digest of its elements and their sketch as float32. Both use the
+global indices of the elements in the logical tensor if the record's layout tells them, else the
+tensor's own. Statistics are computed in the same pass. Also the file format of an iteration's
+fingerprints. Pure.
 
-The fingerprints of shards add up to that of the whole (`_kernels/shard_fingerprint.py`): digests
-modulo 2**64, sketches but for the rounding to float32.
+The fingerprints of shards add up to that of the whole tensor (`_kernels/shard_fingerprint.py`):
+digests modulo 2**64, sketches except for the rounding to float32.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS, ShardPlacement, 
 from rankdump.errors import CorruptedError
 
 _ROW_FIELDS = (("record", "<u4"), ("fingerprint", "<u8"), ("sketch", "<f4", (SKETCH_BUCKETS,)))
-"""A row of the file: the number of the record in its manifest, and its fingerprint."""
+"""Fields of a row of the fingerprint file: the number of the record in its manifest, and its
+fingerprint.
+"""
 _ROW_TYPE = np.dtype([*_ROW_FIELDS])
 _FINGERPRINT = Struct(f"<Q{SKETCH_BUCKETS}f")
 FINGERPRINT_BYTES = _FINGERPRINT.size
-"""Of the digest and the sketch, little endian."""
+"""Bytes of a fingerprint: digest and sketch, little endian."""
 _WIDE_SKETCH = Struct(f"{SKETCH_BUCKETS}d")
 _NO_ELEMENTS = bytes(FINGERPRINT_BYTES)
 _REAL_PARTS = {"complex64": "float32", "complex128": "float64"}
@@ -39,32 +42,37 @@ _RECORD_BYTES = 4
 
 
 class MeasuredTensor(NamedTuple):
-    """What is kept of a tensor beside its elements, or in their place."""
+    """Statistics and fingerprint of a tensor, which are kept beside its elements or in
+    their place.
+    """
 
     statistics: str
-    """Texts joined by commas."""
+    """Texts of the statistics, joined by commas."""
     fingerprint: bytes
-    """Of FINGERPRINT_BYTES; empty for a tensor that has none."""
+    """Fingerprint of FINGERPRINT_BYTES bytes; empty for a tensor that has none."""
 
 
 class FingerprintPlacement(NamedTuple):
-    """How a kernel goes through the elements of a tensor."""
+    """Order and indices in which a kernel reads the elements of a tensor."""
 
     code: int
-    """Of the element type."""
+    """Kernel code of the element type."""
     indices: ShardPlacement
     has_elements: bool
     covers_all: bool
-    """Whether its moments are those of the tensor: not of complex elements, nor beside padding."""
+    """Whether the kernel's moments are those of the tensor; they are not if elements are complex or
+    there is padding.
+    """
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_PLACEMENTS)
 def place_fingerprint(
     dtype: str, shape: tuple[int, ...], layout: TensorLayout | None
 ) -> FingerprintPlacement | None:
-    """Return how the fingerprint of a tensor is computed; None where it has none.
+    """Return how the fingerprint of a tensor is computed; None if the tensor has none.
 
-    That is a type without a kernel, or a shard that is at no single place of its tensor.
+    A tensor has no fingerprint if its type has no kernel, or if it is a shard without a single
+    place in its logical tensor.
     """
     code = ELEMENT_CODES.get(_REAL_PARTS.get(dtype, dtype))
     place = _find_place(shape, layout)
@@ -74,24 +82,26 @@ def place_fingerprint(
 
 
 class HeadPlacement(NamedTuple):
-    """Where the part that a rank has of the head of a tensor lies: first in the local tensor."""
+    """Place of a rank's part of the head of a tensor; the part comes first in the local tensor."""
 
     fingerprint: FingerprintPlacement
     elements: int
-    """Number of elements of the local tensor, from the first one on, that belong to the head."""
+    """Number of first elements of the local tensor that belong to the head."""
     part: str
-    """`0:2/4,0:8/8`: which of the head a rank has, by dimension; empty for all of it."""
+    """Part of the head that the rank has, by dimension, such as `0:2/4,0:8/8`; empty for all of the
+    head.
+    """
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_PLACEMENTS)
 def place_head(
     dtype: str, shape: tuple[int, ...], layout: TensorLayout | None, most: int
 ) -> HeadPlacement | None:
-    """Return where the head of a tensor lies; None where `place_fingerprint` returns None.
+    """Return the place of the head of a tensor; None if `place_fingerprint` returns None.
 
-    The head has the first rows of the logical tensor that have at most so many elements, or the
-    first elements of one row that has more. It depends on the logical shape alone, so heads of
-    shards add up to that of the whole.
+    The head consists of the first rows of the logical tensor that have at most `most` elements
+    together, or of the first `most` elements if one row has more. It depends on the logical shape
+    alone, so the digests of the heads of shards add up to that of the whole tensor's head.
     """
     code = ELEMENT_CODES.get(_REAL_PARTS.get(dtype, dtype))
     place = _find_place(shape, layout)
@@ -99,7 +109,7 @@ def place_head(
         return None
     held, whole, offset = place
     head = _find_head(shape if layout is None else layout.global_shape, most)
-    if len(whole) != len(head):  # of a tensor that was flattened first
+    if len(whole) != len(head):  # the tensor was flattened before it was sharded
         head = (prod(head),)
     stops = tuple(
         max(0, min(at + extent, end)) - at if at < end else 0
@@ -123,7 +133,7 @@ def _find_head(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 
 _Place: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
-"""Shape of a part, shape of the whole, and offset in it."""
+"""Shape of a part, shape of the whole tensor, and offset of the part in it."""
 
 
 def _make_placement(
@@ -138,7 +148,7 @@ def _make_placement(
 
 
 def _find_place(shape: tuple[int, ...], layout: TensorLayout | None) -> _Place | None:
-    """Return the place of a tensor; None where it is not known."""
+    """Return the place of a tensor in its logical tensor; None if it is not known."""
     if layout is None:
         return shape, shape, (0,) * len(shape)
     if find_layout_fault(layout, shape):
@@ -159,7 +169,7 @@ def measure_with_fingerprint(
     *,
     exact: bool = False,
 ) -> MeasuredTensor:
-    """Return the statistics and the fingerprint of raw elements, C order, little endian.
+    """Return the statistics and the fingerprint of raw elements (C order, little endian).
 
     UnsupportedError for statistics of a complex type.
     """
@@ -176,7 +186,7 @@ def measure_with_fingerprint(
 
 
 def compute_fingerprint(address: int, placement: FingerprintPlacement) -> bytes:
-    """Return the fingerprint of elements at an address, in C order."""
+    """Return the fingerprint of the elements at an address, in C order."""
     if not placement.has_elements:
         return _NO_ELEMENTS
     digest, sketch, _ = KERNELS.functions.fingerprint_shard(
@@ -186,7 +196,7 @@ def compute_fingerprint(address: int, placement: FingerprintPlacement) -> bytes:
 
 
 def compute_digest(address: int, placement: FingerprintPlacement) -> int:
-    """Return the digest alone of elements at an address, which adds up modulo 2**64."""
+    """Return only the digest of the elements at an address; it adds up modulo 2**64."""
     if not placement.has_elements:
         return 0
     return KERNELS.functions.fingerprint_shard(address, placement.code, *placement.indices)[0]
@@ -194,16 +204,18 @@ def compute_digest(address: int, placement: FingerprintPlacement) -> int:
 
 def _pack_fingerprint(digest: int, sketch: bytes) -> bytes:
     try:
-        # A third of the time of numpy, and there is one for each small tensor.
+        # This takes a third of numpy's time, and there is a fingerprint for each small tensor.
         return _FINGERPRINT.pack(digest, *_WIDE_SKETCH.unpack(sketch))
     except OverflowError:
-        with np.errstate(over="ignore"):  # beyond float32 a sum is infinite
+        with np.errstate(over="ignore"):  # a sum beyond the range of float32 becomes infinite
             narrow = np.frombuffer(sketch).astype("<f4")
         return digest.to_bytes(8, "little") + narrow.tobytes()
 
 
 def format_fingerprint_file(fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return the npy file of fingerprints, each with the number of its record, which rise."""
+    """Return the npy file of an iteration's fingerprints, each with its record's number, in
+    ascending order.
+    """
     rows = [
         piece
         for record, fingerprint in fingerprints
@@ -213,10 +225,10 @@ def format_fingerprint_file(fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def parse_fingerprint_file(data: bytes | memoryview, records: int) -> npt.NDArray[Any]:
-    """Return the rows of such a file, of a manifest with so many records.
+    """Return the rows of a fingerprint file that belongs to a manifest with `records` records.
 
-    CorruptedError for any other file. Its header can only be the one that has this length, so it
-    is compared and never parsed.
+    CorruptedError for any other file. Only one header is possible for a file of this length, so the
+    header is compared and never parsed.
     """
     head = len(format_row_header(_ROW_FIELDS, 0))
     rows = max(0, len(data) - head) // _ROW_TYPE.itemsize

@@ -1,13 +1,14 @@
-"""Layout of a tensor: which part of a logical tensor a rank holds, on which mesh of ranks, and who
-described it; and the ranges of a dimension that a rank holds when a mesh shards it. Pure.
+"""Layout of a tensor: the part of a logical tensor that a rank holds, the mesh of ranks, and who
+described it; and the indices of a dimension that a rank holds when a mesh shards the dimension.
+Pure.
 
 The terms are those of PyTorch's DTensor (torch.distributed.tensor, placement types): a mesh is an
-array of ranks, and each of its dimensions has one placement. A block is where `global_offset`
-places it; `flat_range` is the part of a tensor that was flattened first, as FSDP1 does.
+array of ranks, and each of its dimensions has one placement. A block lies at its `global_offset`;
+`flat_range` is the part of a tensor that was flattened before it was divided, as FSDP1 does.
 
-A cut divides what is left of a dimension as torch.chunk does: all pieces have the rounded-up size,
-and the last ones are smaller or empty. A strided cut divides each of `split_factor` pieces in the
-same way, so that a rank has a part of each (_StridedShard).
+A cut divides the remaining part of a dimension as torch.chunk does: all pieces have the rounded-up
+size, except that the last ones are smaller or empty. A strided cut divides each of `split_factor`
+pieces in this way, so that a rank has a part of each piece (_StridedShard).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import NamedTuple
 
 MAX_MESH_DIMENSIONS = 16
 MAX_MESH_RANKS = 1 << 16
-"""Most ranks of a mesh."""
+"""Maximum number of ranks in a mesh."""
 MAX_LISTED_RANKS = 1 << 13
-"""Most ranks of a mesh without strides: a kind has at most 64 KiB on the wire."""
+"""Maximum number of ranks in a mesh without strides, which lists its ranks: a kind has at most 64
+KiB on the wire.
+"""
 MAX_MESH_NAME_CHARACTERS = 64
-"""Most characters of the name of a mesh, of one of its dimensions and of a reduction."""
+"""Maximum number of characters in the name of a mesh, of a mesh dimension, and of a reduction."""
 
 
 class LayoutSource(str, Enum):
@@ -37,14 +40,18 @@ class LayoutSource(str, Enum):
     DEEPSPEED = "deepspeed"
     USER = "user"
     SAMPLE = "sample"
-    """Nobody: the rank kept the first elements only, because the whole tensor took too long."""
+    """Nobody: the rank kept only the first elements, because keeping the whole tensor took too
+    long.
+    """
 
-    # Enum's own hash is a Python call.
+    # The hash of `Enum` is a Python call, which would make dictionary look-ups slower.
     __hash__ = str.__hash__
 
 
 class PlacementKind(str, Enum):
-    """What a mesh dimension does with a tensor; the value is the word in manifests."""
+    """Kind of a placement: what a mesh dimension does with a tensor; the value is the word in
+    manifests.
+    """
 
     REPLICATE = "replicate"
     SHARD = "shard"
@@ -56,15 +63,19 @@ class PlacementKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class MeshPlacement:
-    """What one dimension of a mesh does with a tensor."""
+    """Placement: what one dimension of a mesh does with a tensor."""
 
     kind: PlacementKind
     dimension: int = 0
-    """Of the tensor, for a shard."""
+    """For a shard: the divided dimension of the tensor."""
     split_factor: int = 0
-    """Of a strided shard: number of pieces that another mesh dimension cut first."""
+    """For a strided shard: the number of pieces into which another mesh dimension divided the
+    tensor first.
+    """
     reduction: str = ""
-    """Of a partial value: `sum`, `avg`, `max` and so on."""
+    """For a partial value: the operation that joins the ranks' operands, such as `sum`, `avg` or
+    `max`.
+    """
 
     def __str__(self) -> str:
         if self.kind is PlacementKind.SHARD:
@@ -76,21 +87,23 @@ class MeshPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
-    """An array of ranks with named dimensions."""
+    """A mesh: an array of ranks with named dimensions."""
 
     name: str
     dimension_names: tuple[str, ...]
-    """One for each dimension; empty texts where they have no names."""
+    """Name of each dimension; empty texts if they have no names."""
     shape: tuple[int, ...]
     start: int = 0
-    """Global rank of the first element."""
+    """Global rank of the first element of the mesh."""
     strides: tuple[int, ...] = ()
-    """What a step along each dimension adds to the rank; empty where `ranks` has them."""
+    """Difference of global ranks for a step along each dimension; empty if `ranks`
+    lists the ranks.
+    """
     ranks: tuple[int, ...] = ()
-    """Global ranks in C order, of a mesh without strides; else empty."""
+    """Global ranks in C order, for a mesh without strides; else empty."""
 
     def list_ranks(self) -> tuple[int, ...]:
-        """Return the global ranks in C order."""
+        """Return the global ranks of the mesh in C order."""
         if not self.strides and self.shape:
             return self.ranks
         ranks = [self.start]
@@ -102,9 +115,11 @@ class RankMesh:
 def make_rank_mesh(
     name: str, dimension_names: Sequence[str], shape: Sequence[int], ranks: Sequence[int]
 ) -> RankMesh:
-    """Return the mesh of these global ranks, in C order; nearly every mesh has strides.
+    """Return the mesh of these global ranks in C order, with strides if possible, as for nearly
+    every mesh.
 
-    A mesh of thousands of ranks takes a few bytes then, wherever a layout is sent or stored.
+    With strides, a mesh of thousands of ranks takes only a few bytes where a layout is sent or
+    stored.
     """
     strides: list[int] = []
     inner = 1
@@ -127,31 +142,37 @@ class TensorLayout:
     global_shape: tuple[int, ...]
     """Shape of the logical tensor."""
     global_offset: tuple[int, ...]
-    """Index of the block's first element in the logical tensor, one for each dimension."""
+    """Index of the block's first element in the logical tensor, by dimension."""
     mesh: RankMesh
     coordinate: tuple[int, ...]
-    """Of this rank in the mesh, one for each dimension."""
+    """Coordinate of this rank in the mesh, by mesh dimension."""
     placements: tuple[MeshPlacement, ...]
-    """One for each dimension of the mesh."""
+    """Placement of each mesh dimension."""
     flat_range: tuple[int, ...] = ()
-    """Begin and end of the part in C order, for a tensor that was flattened first; else empty."""
+    """First and last index (exclusive) of the part in C order, for a tensor that was flattened
+    before it was divided; else empty.
+    """
     padding: int = 0
-    """Elements at the end of the local tensor that belong to no element of the logical one."""
+    """Number of elements at the end of the local tensor that are not in the logical tensor."""
     logical_name: str = ""
-    """Name in the whole model, where the rank's own name differs; else empty."""
+    """Name of the tensor in the whole model, if the rank's name for it differs; else empty."""
 
     @property
     def is_sample(self) -> bool:
-        """Whether it is the first elements of a tensor whose other elements were not kept."""
+        """Whether the part is a sample: the first elements of a tensor whose other elements were
+        not kept.
+        """
         return self.source is LayoutSource.SAMPLE
 
     @property
     def is_partial(self) -> bool:
-        """Whether ranks hold summands (or other operands) instead of elements."""
+        """Whether ranks hold operands of a reduction, such as summands, instead of elements."""
         return any(each.kind is PlacementKind.PARTIAL for each in self.placements)
 
     def __str__(self) -> str:
-        """Return a short text, as `dp 1/4 Shard(0), tp 0/2 Replicate of [8, 4]`."""
+        """Return the layout as a short text, such as `dp 1/4 Shard(0), tp 0/2 Replicate
+        of [8, 4]`.
+        """
         if self.is_sample:
             return f"only the first {self.flat_range[-1]} elements of {list(self.global_shape)}"
         parts = [
@@ -171,7 +192,9 @@ class TensorLayout:
 
 @lru_cache(maxsize=1 << 12)
 def make_sample_layout(shape: tuple[int, ...], count: int) -> TensorLayout:
-    """Return the layout of the first `count` elements of a tensor of that shape, in C order."""
+    """Return the layout of a sample: the first `count` elements, in C order, of a tensor of this
+    shape.
+    """
     return TensorLayout(
         LayoutSource.SAMPLE,
         shape,
@@ -184,7 +207,9 @@ def make_sample_layout(shape: tuple[int, ...], count: int) -> TensorLayout:
 
 
 def find_layout_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
-    """Return what contradicts itself in the layout of a local tensor of that shape, or nothing."""
+    """Return what is contradictory in the layout of a local tensor of this shape; empty if nothing
+    is.
+    """
     mesh = layout.mesh
     counts = {len(mesh.shape), len(mesh.dimension_names), len(layout.coordinate)}
     if counts != {len(layout.placements)} or len(mesh.shape) > MAX_MESH_DIMENSIONS:
@@ -224,12 +249,12 @@ def _find_range_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
 
 
 class DimensionCut(NamedTuple):
-    """How one dimension of a mesh divides a dimension of a tensor."""
+    """Division of a tensor's dimension by one dimension of a mesh."""
 
     piece_count: int
-    """Extent of the dimension of the mesh."""
+    """Number of pieces: the extent of the mesh dimension."""
     piece: int
-    """Number of this rank's piece."""
+    """Index of this rank's piece."""
     split_factor: int = 1
 
 
@@ -239,7 +264,7 @@ def list_cuts(
     coordinate: Sequence[int],
     placements: Sequence[MeshPlacement],
 ) -> list[DimensionCut]:
-    """Return the cuts of a tensor's dimension, first dimension of the mesh first."""
+    """Return the cuts of a tensor's dimension in the order of the mesh dimensions."""
     return [
         DimensionCut(count, index, max(placement.split_factor, 1))
         for count, index, placement in zip(mesh_shape, coordinate, placements, strict=True)
@@ -249,7 +274,7 @@ def list_cuts(
 
 
 def find_ranges(extent: int, cuts: Sequence[DimensionCut]) -> list[range]:
-    """Return which indices are left after the cuts, in order; adjoining ranges are joined."""
+    """Return the indices that remain after the cuts, in order; adjoining ranges are joined."""
     held = [range(extent)]
     for cut in cuts:
         total = sum(map(len, held))
@@ -265,10 +290,11 @@ def find_ranges(extent: int, cuts: Sequence[DimensionCut]) -> list[range]:
 
 
 def order_cuts(cuts: Sequence[DimensionCut]) -> list[DimensionCut] | None:
-    """Return plain cuts, in the order in which they were made; None for cuts that are strided.
+    """Return cuts that are equivalent but plain, in the order in which the tensor was divided; None
+    if cuts are truly strided.
 
-    FSDP2 divides what tensor parallelism left, but comes first in the mesh: its split factor is the
-    number of pieces that were there before. Uneven pieces depend on that order.
+    FSDP2 divides the pieces that tensor parallelism made, but comes first in the mesh: its split
+    factor is the number of those pieces. The sizes of uneven pieces depend on this order.
     """
     ordered: list[DimensionCut] = []
     for cut in reversed(cuts):
@@ -285,9 +311,11 @@ def order_cuts(cuts: Sequence[DimensionCut]) -> list[DimensionCut] | None:
 
 
 def find_block_ranges(layout: TensorLayout, shape: Sequence[int]) -> list[list[range]]:
-    """Return which indices of the whole tensor a block has, one list for each dimension.
+    """Return the indices of the logical tensor that a block has, as a list of ranges for each
+    dimension.
 
-    A block of several ranges is at no single offset; any other one is where its layout places it.
+    A block with several ranges has no single offset; any other block lies at the offset of its
+    layout.
     """
     found: list[list[range]] = []
     for dimension, (begin, held) in enumerate(zip(layout.global_offset, shape, strict=True)):
@@ -309,7 +337,8 @@ def make_block_layout(
     placements: tuple[MeshPlacement, ...],
     logical_name: str = "",
 ) -> TensorLayout | None:
-    """Return the layout of a local tensor of that shape; None if the placements contradict it.
+    """Return the layout of a local tensor of this shape; None if the placements contradict the
+    shape.
 
     The offset of a strided shard is that of its first element.
     """
@@ -319,7 +348,8 @@ def make_block_layout(
     for dimension, (extent, held) in enumerate(zip(global_shape, shape, strict=True)):
         cuts = list_cuts(dimension, mesh.shape, coordinate, placements)
         ordered = order_cuts(cuts)
-        # The parts of FSDP2 that are uneven follow the order of the cuts, DTensor's do not.
+        # Uneven parts of FSDP2 follow the order of the divisions, those of DTensor the order of the
+        # mesh, so both are tried.
         for tried in (cuts,) if ordered is None else (ordered, cuts):
             ranges = find_ranges(extent, tried)
             if sum(map(len, ranges)) == held:
@@ -330,12 +360,12 @@ def make_block_layout(
     layout = TensorLayout(
         source, global_shape, tuple(offsets), mesh, coordinate, placements, (), 0, logical_name
     )
-    # The agent rejects a record whose layout contradicts itself.
+    # The layout is checked here because the agent rejects a record with a contradictory layout.
     return None if find_layout_fault(layout, shape) else layout
 
 
 def _select_stretch(held: Sequence[range], start: int, stop: int) -> list[range]:
-    """Return the part of some ranges from their `start`-th index to their `stop`-th."""
+    """Return the elements of joined ranges from their index `start` to `stop`, as ranges."""
     found: list[range] = []
     for each in held:
         part = each[max(start, 0) : max(stop, 0)]

@@ -1,5 +1,5 @@
-"""Timeouts of communication on a rank, and hints on how near a process group came to one, with
-their JSON form. Pure. The variables are those of HCCL, torch_npu and NCCL.
+"""Timeouts of communication on a rank, and hints that say how near a process group came to a
+timeout, with their JSON form. Pure. The variables are those of HCCL, torch_npu and NCCL.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from rankdump._core.json_values import read_json
 from rankdump.errors import CorruptedError
 
 HINTS_FILE = "timeout_hints.json"
-"""Under `.dump_metadata` in the root of the tree."""
+"""Name of the file of hints under `.dump_metadata` in the root of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTimeout:
-    """Timeout that a process group was made with."""
+    """Timeout that a process group was created with."""
 
     group: str
     backend: str
-    """`gloo`, `nccl`, `hccl`, ... in lower case."""
+    """Backend of the group in lower case, such as `gloo`, `nccl` or `hccl`."""
     timeout_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimeouts:
-    """All timeouts of one rank; the newest value of a rank replaces those before."""
+    """All timeouts of one rank; a newer value of the rank replaces the one before."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Values of the TIMEOUT_VARIABLES that are set in the environment."""
+    """Values of those TIMEOUT_VARIABLES that are set in the environment."""
     groups: tuple[GroupTimeout, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Limits set elsewhere, in seconds by name, such as `hccl_timeout` of TensorFlow's session."""
+    """Limits in seconds that no variable sets, by name, such as `hccl_timeout` of TensorFlow's
+    session.
+    """
 
 
 TIMEOUT_VARIABLES: tuple[str, ...] = (
@@ -52,18 +54,20 @@ TIMEOUT_VARIABLES: tuple[str, ...] = (
     "TORCH_NCCL_ENABLE_MONITORING",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
 )
-"""Variables that set a limit or decide whether it is enforced (CANN, torch_npu and PyTorch,
-environment variables)."""
+"""Environment variables that set a limit or decide whether it is enforced (CANN, torch_npu and
+PyTorch, environment variables).
+"""
 
 
 _EXECUTION_VARIABLE = "HCCL_EXEC_TIMEOUT"
 
 
 def find_tightest_us(timeouts: RankTimeouts) -> int:
-    """Return the tightest timeout within which other ranks wait for this one; 0 without one.
+    """Return the tightest timeout, in microseconds, within which other ranks wait for this rank; 0
+    if there is none.
 
-    Of the variables only that of HCCL's collectives counts, in seconds (CANN, environment
-    variables); one that is not a number is ignored.
+    Among the variables only that of HCCL's collectives counts, in seconds (CANN, environment
+    variables); a value that is not a number is ignored.
     """
     text = timeouts.variables.get(_EXECUTION_VARIABLE, "")
     seconds = [int(text)] if text.isascii() and text.isdigit() and len(text) < 10 else []
@@ -75,82 +79,87 @@ def find_tightest_us(timeouts: RankTimeouts) -> int:
 
 
 class HintLevel(str, Enum):
-    """How much of the budget is used."""
+    """Level of a hint, by the share of the timeout that is used."""
 
     OK = "ok"
     WARNING = "warning"
-    """Half of it is used, or a larger share is expected."""
+    """Half of the timeout is used, or a larger share is expected."""
     EXCEEDED = "exceeded"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutLimit:
-    """A limit that is in force, and where it was read."""
+    """A time limit that applies to ranks, and where it was read."""
 
     name: str
-    """`HCCL_EXEC_TIMEOUT`, `timeout of init_process_group`, ..."""
+    """Name of the limit, such as `HCCL_EXEC_TIMEOUT` or `timeout of init_process_group`."""
     limit_us: int
-    """0: it is not enforced."""
+    """The limit in microseconds; 0 if it is not enforced."""
     source: str
-    """`environment`, `default of CANN`, `process group`, ..."""
+    """Origin of the limit, such as `environment`, `default of CANN` or `process group`."""
     ranks: tuple[int, ...]
-    """Ranks that it applies to."""
+    """Ranks that the limit applies to."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutHint:
-    """How near a process group came to its timeout; the widest spread of arrivals counts."""
+    """Hint on how near a process group came to its timeout, by the widest spread of
+    arrival times.
+    """
 
     job_id: str
     group: str
     backend: str
     level: HintLevel
     waiting: bool
-    """Its members are waiting now: the spread still grows."""
+    """Whether members are waiting now, so that the spread still grows."""
     kind: str
-    """Of the collective, as EventKind's name in lower case."""
+    """Kind of the collective, such as `all_reduce`."""
     name: str
     iteration: int
     sequence: int
     first_rank: int
-    """The rank that arrived first, and waited longest."""
+    """Rank that arrived first and waited longest."""
     last_rank: int
-    """The rank that arrived last, or has not arrived."""
+    """Rank that arrived last, or has not arrived."""
     spread_us: int
-    """How long the first rank waited for the last."""
+    """Microseconds for which the first rank waited for the last rank."""
     dump_us: int
-    """Part of the spread that dumping caused."""
+    """Microseconds of the spread that dumping caused."""
     limit: TimeoutLimit | None
-    """In force: the tightest one that covers the wait; None when none is known."""
+    """The tightest enforced limit that covers the wait; None if none is known."""
     limits: tuple[TimeoutLimit, ...]
     """All limits that were found for members of the group."""
     projected_us: int
-    """Widest spread expected up to the last iteration that the plan selects."""
+    """Widest spread, in microseconds, that is expected up to the last iteration of the plan."""
     projected_iteration: int
-    """That iteration; -1 when the plan selects without end."""
+    """Last iteration that the plan selects; -1 if the plan has no end."""
     settings: tuple[str, ...]
-    """Settings to change, a line each; empty for no change."""
+    """Settings to change, one line each; empty if nothing should be changed."""
     reason: str
-    """One sentence: which rank waited for which, how long, of which limit, and why the settings."""
+    """Sentence that says which rank waited for which, how long, within which limit, and why the
+    settings are recommended.
+    """
     cause: str = ""
-    """Why the wait does not end, such as a deadlock: a longer timeout does not help, and there are
-    no settings. Empty for other waits."""
+    """Why the wait cannot end, such as a deadlock: a longer timeout does not help then, so there
+    are no settings. Empty for other waits.
+    """
 
     @property
     def share(self) -> float:
-        """Part of the budget that is used; 0 without a limit that is enforced."""
+        """Used share of the limit; 0 if no limit is enforced."""
         if self.limit is None or not self.limit.limit_us:
             return 0.0
         return self.spread_us / self.limit.limit_us
 
 
 def format_hints(hints: Iterable[TimeoutHint]) -> str:
-    """Return the contents of HINTS_FILE, the job written last at the end."""
+    """Return the contents of HINTS_FILE, which the coordinator writes at the end."""
     return json.dumps({"version": 1, "hints": list(map(hint_to_json, hints))}, indent=1) + "\n"
 
 
 def parse_hints(text: str) -> tuple[TimeoutHint, ...]:
-    """Read HINTS_FILE back; CorruptedError names what is wrong with it."""
+    """Parse HINTS_FILE; CorruptedError names the fault."""
     try:
         whole = json.loads(text)
         if whole["version"] != 1:
@@ -161,12 +170,12 @@ def parse_hints(text: str) -> tuple[TimeoutHint, ...]:
 
 
 def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:
-    """Return a hint as in files and `--json`, with its share of the budget."""
+    """Return a hint as files and `--json` have it, with its used share of the limit."""
     return asdict(hint) | {"level": hint.level.value, "share": round(hint.share, 4)}
 
 
 def hint_from_json(value: Any) -> TimeoutHint:
-    """Read a hint back; CorruptedError names what is wrong with it."""
+    """Parse a hint; CorruptedError names the fault."""
     try:
         return read_json(TimeoutHint, value, defaults=True, unknown=True)
     except ValueError as error:

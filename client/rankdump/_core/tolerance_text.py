@@ -1,18 +1,18 @@
-"""Text of tolerances by name, as options and pages have it: `PATTERN=ERROR`. Pure."""
+"""Text form of tolerances by name, `PATTERN=ERROR`, as options and pages have it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 ROUNDING = "rounding"
-"""A tolerance that is the error of rounding."""
+"""Word for a tolerance that allows only the error of rounding."""
 TOLERANCE_FORM = f"PATTERN=ERROR, such as '*norm*=1e-3' or '*norm*={ROUNDING}'"
 
 
 def parse_tolerances(texts: Iterable[str]) -> dict[str, float | str]:
-    """Return errors, or `rounding`, by patterns; a later one of a pattern holds.
+    """Return the allowed error, or `rounding`, of each pattern; the last value of a pattern counts.
 
-    ValueError has the text that is not allowed.
+    ValueError quotes the text that is not allowed.
 
     >>> parse_tolerances(["*norm*=1e-3", "*=rounding"])
     {'*norm*': 0.001, '*': 'rounding'}

@@ -1,5 +1,5 @@
-"""Root of a tree: whether it lies in one of the configured folders, the names of the state folder
-and the lock file in it, and flags for opening files that somebody else may have replaced.
+"""Root of a tree: whether it is in one of the configured folders, the names of its state folder and
+its lock file, and flags for opening files that somebody else may have replaced.
 
 Every writer of a tree holds a shared lock (flock) on the lock file; a repair takes the lock
 exclusively. The state folder is not part of the dump; it also holds claims on folders and the state
@@ -15,7 +15,7 @@ from rankdump.errors import RejectedError
 
 
 def split_roots(joined: str) -> tuple[str, ...]:
-    """Return the folders of a setting, which are joined by `:`; an empty one allows every root.
+    """Return the folders of a setting that joins them by `:`; an empty setting allows every root.
 
     >>> split_roots("/var/dump:/data/dumps/")
     ('/var/dump', '/data/dumps/')
@@ -26,10 +26,10 @@ def split_roots(joined: str) -> tuple[str, ...]:
 
 
 def check_root(root: str, allowed: Sequence[str], *, resolve: Callable[[str], str]) -> None:
-    """Raise RejectedError where a root is not in one of the folders that are allowed.
+    """Raise RejectedError if a root is not in one of the allowed folders.
 
     `resolve` follows links as the system would, also in a path that does not exist yet: a link
-    inside an allowed folder may lead out of it. It is not called where every root is allowed.
+    inside an allowed folder may lead out of it. It is not called if every root is allowed.
 
     >>> check_root("/tmp/a", ["/var/dump", "/data"], resolve=str)
     Traceback (most recent call last):
@@ -50,12 +50,12 @@ def _is_within(path: str, folder: str) -> bool:
 
 STATE_FOLDER = ".rankdump"
 TREE_LOCK_FILE = "agent.lock"
-"""Always empty: only the locks on it count."""
+"""Name of the lock file, which is always empty: only the locks on it matter."""
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags of `os.open` for reading a file.
+"""Flags of `os.open` for reading a file of a tree.
 
-A link in its place, which may lead out of the tree, is an error. A pipe is opened at once; without
-O_NONBLOCK the call would wait for a writer, maybe for ever. Child processes do not inherit the
-descriptor. Whether it is a regular file at all, `os.fstat` says.
+A link in the place of the file, which may lead out of the tree, is an error. A pipe in its place is
+opened at once; without O_NONBLOCK the call might wait for a writer for ever. Child processes do not
+inherit the descriptor. The caller finds with `os.fstat` whether it is a regular file.
 """

@@ -1,16 +1,16 @@
-"""Session files of a tree: the state of each session that wrote to it, so that the attempts of a
-rank are known, and the addresses of its daemons, so that a reader of the tree finds the live job.
-Pure: names, JSON and selection.
+"""Session files of a tree: the state of each session that wrote to the tree, which tells the
+attempts of a rank, and the addresses of the session's daemons, with which a reader of the tree
+finds the running job. Pure: names, JSON and selection.
 
-They are in the folder `.rankdump/sessions` of the root, one JSON file for each session, which the
-agent of the rank replaces when the state changes. A file states what was true when it was written:
-after the end of its agent an open session is no longer open, so a reader asks the agent first.
+The files are in the folder `.rankdump/sessions` of the root, one JSON file for each session; the
+rank's agent replaces it when the state changes. A file says what was true when it was written:
+after its agent has ended, an open session is no longer open, so a reader asks the agent first.
 
 An attempt is what runs between two starts of a rank's process. torchrun counts the restarts of a
-job (`TORCHELASTIC_RESTART_COUNT`); without its count, processes of a rank that begin a session one
-after another are attempts. The agent numbers them; the session files have the numbers. Records have
-no attempt of their own: the session that had begun last before the time stamp of a record is the
-one that sent it, because a rank has one session at a time.
+job (`TORCHELASTIC_RESTART_COUNT`); without that count, each process of a rank that begins a session
+after another one is a new attempt. The agent numbers the attempts, and the session files have the
+numbers. Records do not name their attempt: because a rank has one session at a time, a record
+belongs to the session that began last before the record's time stamp.
 """
 
 from __future__ import annotations
@@ -33,28 +33,32 @@ from rankdump.errors import CorruptedError
 
 SESSIONS_FOLDER = f"{STATE_FOLDER}/sessions"
 MAX_FILE_BYTES = 1 << 20
-"""A larger file is not a session file."""
+"""Maximum size of a session file; a larger file is not one."""
 _VERSION = 1
 _DIGEST_BYTES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSession:
-    """One session file."""
+    """Contents of one session file."""
 
     status: SessionStatus
     changed_us: int = 0
-    """When its state changed last, in microseconds since the epoch on the agent's clock."""
+    """Time of the last change of the session's state, in microseconds since the epoch on the
+    agent's clock.
+    """
     agent: str = ""
-    """Address of its agent; empty when the agent has none that others can use."""
+    """Address of the session's agent; empty if no other process can use it."""
     coordinator: str = ""
-    """Address of the coordinator that the agent reports to; empty without one."""
+    """Address of the coordinator that the agent reports to; empty if there is none."""
     agent_host: str = ""
-    """Name of the agent's host, where a `unix:` address is valid."""
+    """Name of the agent's host, on which a `unix:` address is valid."""
     process_us: int = 0
-    """When the process of the rank loaded the library; 0 when it is not known."""
+    """Time at which the rank's process loaded the library, in microseconds since the epoch; 0 if
+    unknown.
+    """
     unfinished: tuple[IterationStatus, ...] = ()
-    """Balances of the iterations that had not ended when the session did."""
+    """Balances of the iterations that had not ended when the session ended."""
 
 
 class DaemonAddresses(NamedTuple):
@@ -66,12 +70,12 @@ class DaemonAddresses(NamedTuple):
 
 
 def make_session_prefix(rank: int) -> str:
-    """Return how the names of the session files of a rank begin."""
+    """Return the common prefix of the names of a rank's session files."""
     return f"rank_{rank}."
 
 
 def make_session_file_name(status: SessionStatus) -> str:
-    """Return the name of the file of a session: its rank, and a digest of its ids."""
+    """Return the name of a session's file: its rank, and a digest of its ids."""
     key = f"{status.job_id}\0{status.session_id}".encode(errors="surrogateescape")
     digest = hashlib.blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
     return f"{make_session_prefix(status.rank)}{digest}.json"
@@ -84,7 +88,7 @@ def format_tree_session(session: TreeSession) -> str:
 
 
 def parse_tree_session(text: str | bytes) -> TreeSession:
-    """Read a session file back; CorruptedError names what is wrong with it."""
+    """Parse a session file; CorruptedError names the fault."""
     try:
         body = json.loads(text)
         if body["version"] != _VERSION:
@@ -95,10 +99,10 @@ def parse_tree_session(text: str | bytes) -> TreeSession:
 
 
 def update_session(before: TreeSession, now: TreeSession) -> TreeSession:
-    """Return what a session file must contain: the same object when nothing has changed.
+    """Return the new contents of a session file; the object `before` if nothing has changed.
 
-    What the file has about the end of the session stays: an agent that was restarted since does not
-    know it.
+    What the file says about the end of the session is kept, because an agent that was restarted
+    since does not know it.
     """
     status, known = now.status, before.status
     if status.state is known.state:
@@ -109,7 +113,7 @@ def update_session(before: TreeSession, now: TreeSession) -> TreeSession:
 
 
 def select_running_sessions(sessions: Sequence[TreeSession]) -> tuple[TreeSession, ...]:
-    """Return the sessions of the job that changed last and has not ended; empty without one.
+    """Return the sessions of the job that changed last; empty if that job has ended.
 
     A job has ended when the newest session of each rank is closed.
     """
@@ -124,8 +128,8 @@ def select_running_sessions(sessions: Sequence[TreeSession]) -> tuple[TreeSessio
 
 
 def list_addresses(sessions: Sequence[TreeSession], host: str) -> tuple[str, tuple[str, ...]]:
-    """Return the address of the coordinator, and those of the agents, that can be asked from a
-    host; empty where there is none.
+    """Return the address of the coordinator and those of the agents that can be reached from a
+    host; empty if there is none.
     """
     near = sorted(sessions, key=lambda each: each.changed_us, reverse=True)
     coordinators = (_keep_reachable(each.coordinator, each.agent_host, host) for each in near)
@@ -134,15 +138,16 @@ def list_addresses(sessions: Sequence[TreeSession], host: str) -> tuple[str, tup
 
 
 def _keep_reachable(address: str, agent_host: str, host: str) -> str:
-    """Return an address, or nothing for a socket of another host."""
+    """Return an address; empty for a socket of another host."""
     return "" if is_socket_address(address) and agent_host != host else address
 
 
 def number_attempt(request: SessionRequest, earlier: Iterable[TreeSession]) -> int:
-    """Return the attempt that a new session of a rank belongs to.
+    """Return the number of the attempt that a new session of a rank belongs to.
 
-    `earlier` are the session files of that rank. A session of another process is another attempt;
-    the launcher's count is exceeded where a whole job was started again under the same id.
+    `earlier` are the session files of the rank. A session of another process is another attempt.
+    The number is higher than the launcher's count if a whole job was started again under the same
+    id.
     """
     process = request.host, request.pid, request.process_us
     attempt = request.attempt
@@ -158,9 +163,10 @@ def number_attempt(request: SessionRequest, earlier: Iterable[TreeSession]) -> i
 
 
 def order_sessions(sessions: Iterable[TreeSession]) -> tuple[TreeSession, ...]:
-    """Return sessions by rank, those of a rank in the order in which they began.
+    """Return sessions sorted by rank, and for each rank by their begin.
 
-    A session without an end that another one followed is lost: its agent ended before it did.
+    A session that has no end although another one followed it is marked as lost: its agent ended
+    before it.
     """
     ordered = sorted(sessions, key=lambda each: (each.status.rank, each.status.started_us))
     for at, (each, after) in enumerate(pairwise(ordered)):
@@ -171,10 +177,10 @@ def order_sessions(sessions: Iterable[TreeSession]) -> tuple[TreeSession, ...]:
 
 
 class SessionPeriods:
-    """The session of each rank at each time."""
+    """Index that finds the session of a rank at a given time."""
 
     def __init__(self, sessions: Iterable[SessionStatus] = ()) -> None:
-        """Sessions without a time are ignored."""
+        """Sessions without a start time are ignored."""
         self._sessions: defaultdict[int, list[SessionStatus]] = defaultdict(list)
         for session in sorted(sessions, key=lambda each: each.started_us):
             if session.started_us:
@@ -185,16 +191,16 @@ class SessionPeriods:
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """Numbers of the attempts, ascending."""
+        """Numbers of all attempts, ascending."""
         return tuple(sorted({s.attempt for own in self._sessions.values() for s in own}))
 
     def find_session(self, rank: int, timestamp_us: int) -> SessionStatus | None:
-        """Return the session that a record of this time belongs to; None when it is not known."""
+        """Return the session that a record with this time stamp belongs to; None if unknown."""
         at = bisect_right(self._starts.get(rank, ()), timestamp_us)
         return self._sessions[rank][at - 1] if at else None
 
     def find_attempt(self, rank: int, timestamp_us: int) -> int:
-        """Return the attempt of a record; 0 when it is not known."""
+        """Return the attempt that a record with this time stamp belongs to; 0 if unknown."""
         session = self.find_session(rank, timestamp_us)
         return session.attempt if session is not None else 0
 
@@ -202,10 +208,10 @@ class SessionPeriods:
 def describe_crash(
     session: SessionStatus, iterations: Iterable[IterationStatus], *, is_followed: bool
 ) -> str:
-    """Return how a session ended with an error, as `crashed in iteration 2`; empty without one.
+    """Return a text such as `crashed in iteration 2` for a session that an error ended; else empty.
 
-    `iterations` are the balances of its attempt. A lost session has crashed if another attempt
-    follows it (`is_followed`); otherwise its rank may still come back.
+    `iterations` are the balances of the session's attempt. A lost session has crashed if another
+    attempt follows it (`is_followed`); otherwise the rank may still come back.
     """
     if session.raised_in is not None:
         return f"crashed in iteration {session.raised_in}"

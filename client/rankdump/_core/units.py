@@ -1,4 +1,4 @@
-"""Counts, bytes, durations and percentages as people read them. Pure."""
+"""Counts, bytes, durations and percentages in the form in which people read them. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ _TEN_HOURS_US = 36_000_000_000
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one."""
+    """Return a number with its noun, which is in the plural unless the number is one."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_bytes(count: int) -> str:
-    """Return bytes with three digits or so: `1.46 MiB`."""
+    """Return a number of bytes with about three digits, such as `1.46 MiB`."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, len(_BYTE_UNITS) - 1)
@@ -21,7 +21,9 @@ def format_bytes(count: int) -> str:
 
 
 def format_duration(microseconds: float) -> str:
-    """Return a time in its unit: `0.25 ms`, `8.2 ms`, `680 ms`, `12 s`, `1,836 s`, `12.5 h`."""
+    """Return a time in a suitable unit: `0.25 ms`, `8.2 ms`, `680 ms`, `12 s`, `1,836
+    s`, `12.5 h`.
+    """
     value, unit = microseconds / 1e3, "ms"
     if microseconds >= 1_000_000:
         value, unit = microseconds / 1e6, "s"
@@ -33,7 +35,7 @@ def format_duration(microseconds: float) -> str:
 
 
 def format_percentage(share: float) -> str:
-    """Return a part of a whole, with a decimal below ten percent: `0.2%`, `60%`, `125%`."""
+    """Return a share as a percentage, with a decimal below ten percent: `0.2%`, `60%`, `125%`."""
     percent = 100 * share
     return f"{_drop_zero(f'{percent:.1f}')}%" if percent < 10 else f"{percent:.0f}%"
 
