@@ -27,17 +27,17 @@ from rankdump._frameworks.operator_names import list_parts, list_result_leaves
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
 
 LAYER_MARK_PLACE = ApiPlace(TensorSide.INPUT)
-"""Place of the one tensor of a LAYER mark: it has no index."""
+"""Place of the only tensor of a LAYER mark, which has no index."""
 _UNSAFE_CHARACTER = re.compile(r"[:\s\0]")
-"""Characters that separate the marks of a place, or lines."""
+"""Characters that separate the parts of a place, or lines."""
 _MAX_WORD_CHARACTERS = 255
-"""Limit to the length of an argument's name; the rest is cut off."""
+"""Maximum characters of an argument's name; the rest is cut off."""
 _OUT_PREFIX_CHARACTERS = len("out.")
-"""Prefix of the places of `list_result_leaves`."""
+"""Length of the prefix of the places of `list_result_leaves`."""
 
 
 def select_every_call(call: ApiCall) -> bool:
-    """Select every call."""
+    """Return True: the default scope selects every call."""
     return True
 
 
@@ -46,34 +46,42 @@ class ApiOptions:
     """Options of an API dump: which parts of a program's calls are recorded."""
 
     retain_backward: bool = False
-    """Also record the gradients of results of calls."""
+    """Whether the gradients of the results of calls are recorded too."""
     filter_data: bool = True
-    """Record only floating-point tensors with a shape and elements; no Python numbers."""
+    """Whether only floating-point tensors with dimensions and elements are recorded, and no Python
+    numbers.
+    """
     filter_stack: bool = True
-    """Keep only the user's own lines of a stack."""
+    """Whether call stacks contain only lines of the user's own code."""
     layers_once: bool = False
-    """Record a LAYER mark only at the first call of its module: its file never changes."""
+    """Whether a LAYER mark is recorded only at the first call of its module, because its file never
+    changes.
+    """
     scope: Callable[[ApiCall], bool] = select_every_call
-    """Called once for each forward call; its backward is recorded if the forward is."""
+    """Decides for each forward call, once, whether it is recorded; its backward is recorded too
+    then.
+    """
 
 
 class StepListener(Protocol):
-    """Receives model calls and optimizer steps, from any thread, before they are observed."""
+    """Receives the calls of a model and the steps of its optimizers, from any thread, before they
+    are observed.
+    """
 
     def called(self, manner: str, *, trains: bool) -> None:
         """Receive an outermost call of the model that is not a recomputation.
 
-        `manner` is the same for calls of one kind; `trains` is whether gradients can follow.
+        `manner` is equal for calls of the same kind; `trains` says whether a backward may follow.
         """
         ...
 
     def stepped(self) -> None:
-        """Receive the end of an optimizer step, or of a skipped one."""
+        """Receive the end of an optimizer step, also of a step that was skipped."""
         ...
 
 
 _MAX_SEARCHING_CALLS = 64
-"""Model calls after which the search for an optimizer ends, if none has made a step."""
+"""Number of model calls without an optimizer step after which the search for an optimizer ends."""
 
 
 class ApiStepWatch(ABC):
@@ -93,7 +101,7 @@ class ApiStepWatch(ABC):
 
     @abstractmethod
     def _search_optimizer(self) -> bool:
-        """Search the process for an optimizer; return whether it has one."""
+        """Search the process for an optimizer; return whether there is one."""
 
     def _report_call(self, *, trains: bool) -> None:
         self._calls += 1
@@ -106,7 +114,7 @@ class ApiStepWatch(ABC):
 
 
 class ApiCallCounter:
-    """Counts the calls of each API, over the whole run; safe to use from several threads."""
+    """Counts the calls of each API over the whole run; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._counts: dict[str, itertools.count[int]] = {}
@@ -115,12 +123,13 @@ class ApiCallCounter:
         """Return the number of a call that begins now: 0 for the first one of its type."""
         count = self._counts.get(op_type)
         if count is None:
-            # Both steps are atomic: a second thread counts with the first thread's counter.
+            # `setdefault` and `next` are each atomic: a second thread uses the counter of the first
+            # one.
             count = self._counts.setdefault(op_type, itertools.count())
         return next(count)
 
 
-# A step has the marks of all its modules, the same ones in each step.
+# The cache is worthwhile because every step has the same marks.
 @lru_cache(maxsize=1 << 12)
 def make_layer_mark(path: str) -> ApiCall:
     """Return the mark of a module, by its path with dots.
@@ -133,7 +142,7 @@ def make_layer_mark(path: str) -> ApiCall:
 
 @lru_cache(maxsize=1 << 12)
 def format_layer_name(path: str) -> str:
-    """Return the name of a module's mark with the dots of its path, as the stack file has it.
+    """Return the name of a module's mark with the dots of the path, as the stack file spells it.
 
     >>> format_layer_name("blocks.0.conv")
     'LAYER_blocks.0.conv_forward'
@@ -150,16 +159,20 @@ class ApiLeaf(NamedTuple):
     """One argument of a call, or one part of its result, with its place."""
 
     slot: int
-    """Its number among the leaves of its side, tensors and others alike."""
+    """Number of the leaf among all leaves of its side, tensors and others alike."""
     path: str
-    """Path after `input` or `output`: `0`, `1.0`; empty for a single result."""
+    """Path of the leaf after `input` or `output`, such as `0` or `1.0`; empty for a
+    single result.
+    """
     word: str
-    """Path as the program writes it, such as `dim` or `1.0.0`; empty where it is the same."""
+    """Path as the program writes it, such as `dim` or `1.0.0`; empty if it equals `path`."""
     value: object
 
 
 def list_input_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> list[ApiLeaf]:
-    """Return the leaves of a call's arguments: positional first, then by keyword."""
+    """Return the leaves of a call's arguments: positional arguments first, then keyword
+    arguments.
+    """
     found: list[ApiLeaf] = []
     for at, value in enumerate(args):
         _collect_leaves(found, at, "", value)
@@ -194,12 +207,14 @@ def _collect_leaves(found: list[ApiLeaf], at: int, word: str, value: object) -> 
         found.append(ApiLeaf(len(found), path, "" if spelled == path else spelled, leaf.value))
 
 
-# Places repeat from call to call, names of calls do not. Dictionary keys may be anything.
+# The cache has places and not names of calls, because only places repeat. Keys of dictionaries,
+# which are part of a place, may be anything.
 @lru_cache(maxsize=1 << 12)
 def format_api_argument(
     side: TensorSide, path: str, word: str = "", scalar: str = "", recomputed: bool = False
 ) -> str:
-    """Return the argument of an observed leaf: `input.0`, `output`, `input.1:int`.
+    """Return the text of the argument of an observed leaf, such as `input.0`, `output` or
+    `input.1:int`.
 
     >>> format_api_argument(TensorSide.INPUT, "1", "dim", "int", True)
     'input.1:=dim:int:recompute'
@@ -218,36 +233,42 @@ _SCALAR_TYPES: dict[type, str] = {int: "int", float: "float", bool: "bool"}
 
 
 MAX_STACK_LINES = 100
-"""Frames of a stack that are kept, the innermost ones."""
+"""Maximum number of frames that are kept of a stack, the innermost ones."""
 _MAX_FRAMES = 400
-"""Frames that are searched for them."""
+"""Maximum number of frames that are searched for frames to keep."""
 _MAX_LINE_CHARACTERS = 1000
 _MAX_CACHED_ITEMS = 1 << 14
-"""Limit for code that is created anew in every step."""
+"""Limit for programs that create new code in every step."""
 _FROZEN_PREFIX = "<frozen "
-"""Begins the file names of the interpreter's own start."""
+"""Prefix of the file names of the interpreter's own startup code."""
 
 
 class CallStackCache:
-    """The stacks of one process, each built once; safe to use from several threads."""
+    """Cache of the call stacks of one process, each of which is built once; safe to use from
+    several threads.
+    """
 
     def __init__(self, *foreign: str, users_only: bool) -> None:
-        """`foreign` are prefixes of files that are not the user's; rankdump's are never shown."""
+        """`foreign` are prefixes of the paths of files that are not the user's; rankdump's own
+        files are never shown.
+        """
         self._hidden = (
             (RANKDUMP_FOLDER, _FROZEN_PREFIX, *foreign) if users_only else (RANKDUMP_FOLDER,)
         )
-        # Code objects are keyed by identity, which hashes fastest, and kept alive.
+        # Code objects are keyed by identity, because that hashes fastest; the cache keeps them
+        # alive.
         self._shown: dict[int, tuple[CodeType, bool]] = {}
         self._lines: dict[tuple[int, int], str] = {}
         self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """Return the lines of a frame and of its callers."""
+        """Return the lines of the stack that consists of a frame and its callers."""
         key: list[int] = []
-        # Runs at every call, over a dozen frames or more: most of the cost is this loop.
+        # This runs at every call, over a dozen frames or more: most of the cost is this loop.
         at = frame
         while at is not None and len(key) < 2 * _MAX_FRAMES:
-            # Reading the line number costs more than the instruction, which determines it.
+            # The index of the instruction determines the line, and costs less to read than the line
+            # number.
             key += (id(at.f_code), at.f_lasti)
             at = at.f_back
         place = tuple(key)
@@ -257,8 +278,9 @@ class CallStackCache:
         return known
 
     def clear(self) -> None:
-        """Forget all stacks."""
-        # Entries keyed by the identity of a code object must go with the object.
+        """Remove all stacks from the cache."""
+        # Entries that are keyed by the identity of a code object must be removed together with the
+        # object.
         self._stacks.clear()
         self._lines.clear()
         self._shown.clear()
@@ -268,7 +290,7 @@ class CallStackCache:
         while frame is not None and len(frames) < _MAX_FRAMES:
             frames.append(frame)
             frame = frame.f_back
-        # All frames are part of the key, shown or not, and their code stays alive with it.
+        # Frames that are not shown are part of the key too, and their code stays alive with it.
         if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
             self.clear()
         shown = [each for each in frames if self._is_shown(each.f_code)]

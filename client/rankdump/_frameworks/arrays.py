@@ -1,8 +1,8 @@
-"""Plain arrays as tensors, and operators whose arrays a script passes one by one.
+"""Plain arrays as tensors, and operators whose arrays a script passes individually.
 
-An array is numpy's, or anything that numpy can view without a copy. Consecutive arrays under one
-operator name are one operator, which ends when the next one begins. Constants wait for the first
-armed iteration.
+An array is a numpy array or anything that numpy can view without a copy. Consecutive arrays with
+one operator name belong to one operator, which ends when the next operator begins. Constants wait
+for the first armed iteration.
 """
 
 from __future__ import annotations
@@ -43,34 +43,37 @@ _MAX_SMALL_BYTES = 1 << 14
 
 
 class ArraySource:
-    """A numpy array, or anything `numpy.asarray` takes without copying.
+    """Source of a numpy array, or of anything that `numpy.asarray` takes without copying.
 
-    A view, not a copy: elements are read when they are used. Strings, objects and times raise
-    UnsupportedError: an npy file could hold them only with code that runs on loading.
+    It is a view and no copy: elements are read when they are used. Strings, objects and times raise
+    UnsupportedError, because an npy file could hold them only with code that runs on loading.
     """
 
     def __init__(self, array: npt.ArrayLike, dtype: str = "") -> None:
-        """`dtype` names the element type where the array's does not: float8 kept as `uint8`."""
+        """`dtype` is the name of the element type if the array's dtype is another one, as for
+        float8 kept as `uint8`.
+        """
         self._array: npt.NDArray[Any] = np.asarray(array)
         self._type, self._little = _find_types(self._array.dtype, dtype)
         self.dtype = self._type.name
         """Common name of the element type."""
         self.shape: tuple[int, ...] = self._array.shape
-        """Extents, outermost first."""
+        """Extents of the dimensions, outermost first."""
         self.byte_count: int = self._array.size * self._type.item_bytes
-        """Bytes of the elements, packed."""
+        """Bytes of the elements without gaps."""
         self.layout: TensorLayout | None = None
-        """Which part of a logical tensor it is; None for a whole one."""
+        """Part of a logical tensor that the array is; None for a whole tensor."""
 
     def copy_into(self, target: memoryview) -> None:
-        """Write the elements, C order, little endian."""
+        """Write the elements in C order, little endian, into `target`."""
         array = self._array
         if target.nbytes == self.byte_count >= MIN_STREAMED_BYTES and self._is_packed():
             stream_memory(target, find_address(array))
         elif self.byte_count > _MAX_SMALL_BYTES:
             np.copyto(np.frombuffer(target, self._little).reshape(self.shape), array)
         else:
-            # A second copy within the cache costs less than an array over the target.
+            # A second copy of data in the cache costs less than creating an array on top of
+            # `target`.
             target[:] = self.copy_elements()
 
     def accelerator(self) -> DeviceCopier | None:
@@ -96,7 +99,7 @@ class ArraySource:
         return None
 
     def copy_elements(self) -> bytes:
-        """Return a copy of the elements, C order, little endian."""
+        """Return a copy of the elements in C order, little endian."""
         array = self._array
         if array.dtype is not self._little:
             array = array.astype(self._little, copy=False)
@@ -139,15 +142,17 @@ class ArraySource:
         return None
 
 
-# A job uses few types, but extension packages may define any number.
+# The cache is bounded because extension packages may define any number of types, although a job
+# uses few.
 @lru_cache(maxsize=256)
 def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
     """Return an array's element type, and its dtype in a file."""
     if kind.hasobject:
         raise UnsupportedError(f"an array of Python objects ({kind}) cannot be stored")
-    # Types of extension packages, such as bfloat16, carry their common name.
+    # Types of extension packages, such as bfloat16, have the common name as their own name.
     little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
-    # The same object where nothing is to be swapped, which is seen without a comparison.
+    # If no bytes need to be swapped, the same dtype object is returned, so that callers can compare
+    # by identity.
     return get_element_type(name or f"{kind.name}"), kind if kind == little else little
 
 
@@ -156,14 +161,16 @@ _logger = logging.getLogger(__name__)
 UNSUPPORTED_DTYPE = "unsupported_dtype"
 UNREADABLE_ARRAY = "unreadable_array"
 SIDES = {side.value: side for side in TensorSide}
-"""Sides by the words of scripts; a look-up costs a tenth of a call of the enumeration."""
+"""Sides by the words that scripts use; this look-up takes a tenth of the time of a call of
+`TensorSide`.
+"""
 _SIDE_NAMES = tuple(SIDES)
 _ALLOWED_NUMBERS = range(1 << 32)
-"""Allowed numbers of slots and graphs."""
+"""Allowed numbers of slots and of graphs."""
 
 
 def check_array_place(side: object, slot: object, graph: object) -> str:
-    """Return what is wrong with the place of an array; empty when nothing is."""
+    """Return what is wrong with the place of an array; empty if nothing is."""
     if side in _SIDE_NAMES and slot in _ALLOWED_NUMBERS and graph in _ALLOWED_NUMBERS:
         return ""
     allowed = f"{' or '.join(_SIDE_NAMES)}, and whole numbers from 0 to {_ALLOWED_NUMBERS[-1]}"
@@ -183,7 +190,7 @@ def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> li
 
 @dataclass(slots=True)
 class _ArrayNodeDraft:
-    """What is known of the node of an operator that is described."""
+    """Draft of a graph node: the arrays of an operator that were passed so far."""
 
     source: tuple[SourceLine, ...]
     inputs: set[int] = field(default_factory=set[int])
@@ -197,7 +204,7 @@ class _ArrayNodeDraft:
             self.outputs[slot] = TensorType(source.dtype, source.shape)
 
     def make_node(self, name: str, op_type: str) -> GraphNode:
-        """Return the node in the graph; the producers of its inputs are unknown."""
+        """Return the graph node of the operator; the producers of its inputs are unknown."""
         return GraphNode(
             name=name,
             op_type=op_type,
@@ -215,21 +222,21 @@ class _OpenArrayOperator:
     op_type: str
     name: str
     is_weight: bool
-    """Whether it is a weight rather than an operator that ran."""
+    """Whether the item is a weight and not an operator that ran."""
     begun: StartedEvent
     node_draft: _ArrayNodeDraft | None
-    """None unless operators are described."""
+    """Draft of the operator's graph node; None unless operators are described."""
 
 
 class ArrayOperatorRecorder:
-    """The operators of one session; each thread has one open at most."""
+    """Records the operators of one session; each thread has at most one open operator."""
 
     def __init__(
         self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str | None]
     ) -> None:
         """`source_of` returns the source of an array, or the reason why it cannot be read.
 
-        It returns None for an array of which this rank has no part.
+        It returns None for an array that this rank has no part of.
         """
         self._recorder = recorder
         self._source_of = source_of
@@ -239,7 +246,7 @@ class ArrayOperatorRecorder:
     def record_array(
         self, op_type: str, op_name: str, side: TensorSide, slot: int, array: Any, graph: int
     ) -> None:
-        """Record one array; one that no file can hold is counted as lost."""
+        """Record one array; an array that no file can hold is counted as lost."""
         operator = self._open_operator(graph, op_type, op_name)
         place = (graph, op_type, op_name, side, slot)
         wanted = self._recorder.is_wanted(graph, op_name, side)
@@ -251,12 +258,12 @@ class ArrayOperatorRecorder:
         if wanted:
             state = operator.is_weight
             forward = UNDIVIDED_PASS if state else self._recorder.declared_pass
-            # As `TensorObservation(...)`, in a third of the time.
+            # This equals `TensorObservation(...)` in a third of the time.
             fields = (*place, "", source, state, False, forward)
             self._recorder.observe(tuple.__new__(TensorObservation, fields))
 
     def record_constant(self, name: str, array: Any, graph: int) -> None:
-        """Record a constant in the first armed iteration from now on."""
+        """Record a constant in the next armed iteration, which may be the running one."""
         place = (graph, PARAMETER_TYPE, name, TensorSide.OUTPUT, 0)
         wanted = self._recorder.is_wanted(graph, name, TensorSide.OUTPUT)
         source = self._make_source(place, array, wanted=wanted)
@@ -274,7 +281,9 @@ class ArrayOperatorRecorder:
                     self._recorder.observe(constant)
 
     def end_operators(self, *, raised: bool = False) -> None:
-        """End the open operators of all threads; `raised` concerns the calling thread's."""
+        """End the open operators of all threads; `raised` applies to the operator of the calling
+        thread.
+        """
         for thread in list(self._operators):
             self._finish_operator(thread, raised=raised and thread == threading.get_ident())
 
@@ -308,9 +317,9 @@ class ArrayOperatorRecorder:
     def _make_source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
     ) -> TensorSource | None:
-        """Return the source of an array, if this rank has a part of it that can be read.
+        """Return the source of an array, if this rank has a readable part of it.
 
-        One that cannot be read is counted if it is wanted.
+        An array that cannot be read is counted as lost if it is wanted.
         """
         try:
             source = self._source_of(array)
@@ -320,7 +329,7 @@ class ArrayOperatorRecorder:
         except (UnsupportedError, TypeError, ValueError) as error:
             _logger.debug("an array of operator %s cannot be stored: %s", place[2], error)
             reason = UNSUPPORTED_DTYPE
-        except Exception as error:  # the object's own code runs here
+        except Exception as error:  # `source_of` may run code of the script's object
             self._recorder.warn_once(f"numpy cannot view an array: {error}")
             reason = UNREADABLE_ARRAY
         if wanted:

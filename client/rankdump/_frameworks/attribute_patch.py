@@ -1,19 +1,22 @@
-"""Replaced attribute of a module, a class or an object of a framework, which can be restored."""
+"""Replacement of an attribute of a module, a class or an object of a framework; it can
+be undone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 _INHERITED_ATTRIBUTE = object()
-"""Marks an attribute that the owner did not have itself."""
+"""Marks an attribute that the owner only inherits."""
 
 
 class AttributePatch:
-    """One attribute that is replaced from `install` to `remove`."""
+    """An attribute that is replaced between `install` and `remove`."""
 
     def __init__(self, owner: Any, name: str, ours: object) -> None:
         self._owner, self._name, self._ours = owner, name, ours
-        # What a class has in its dictionary binds; what is read from the class does not.
+        # The value is taken from the owner's dictionary: reading the attribute from a class would
+        # not return the descriptor itself.
         self._own = vars(owner).get(name, _INHERITED_ATTRIBUTE)
 
     def install(self) -> None:

@@ -1,6 +1,7 @@
-"""Digests in run cards: of the tensors that a model is called with, over all its calls in a step,
-and of parameters, which ones are due in an iteration, and of which elements; and the summary of a
-model. Those of parameters are the same in every layout of a job: names and logical shapes decide.
+"""Digests for run cards: of the tensors that a model is called with, over all its calls in a step;
+and of parameters, with the decisions which of them are due in an iteration and which elements
+count. Also the summary of a model. Digests of parameters are equal in every layout of a job,
+because they depend on logical names and shapes only.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from rankdump._kernels.element_moments import find_address
 
 MAX_BATCH_TENSORS = 16
 MAX_DIGEST_BYTES = 1 << 24
-"""A larger tensor has no digest."""
+"""Maximum size of a tensor that is digested."""
 _KEYWORD_PREFIX = "kwargs."
 
 
 def name_batch_tensor(leaf: CallLeaf) -> str:
-    """Return the name of an argument of a model: `batch.0`, or `batch.input_ids` for a keyword."""
+    """Return the name of a model's argument in a run card: `batch.0`, or `batch.input_ids` for a
+    keyword.
+    """
     keyword = leaf.argument.removeprefix(_KEYWORD_PREFIX)
     return f"{BATCH_PREFIX}{leaf.slot if keyword == leaf.argument else keyword}"
 
 
 class BatchDigests:
-    """Digests of one model and step, by the names of a run card."""
+    """Digests of the arguments of one model in one step, by the names of a run card."""
 
     def __init__(self) -> None:
         self._iteration: int | None = None
@@ -42,29 +45,29 @@ class BatchDigests:
         """Whether the model was called in this step."""
 
     def begin_step(self, iteration: int) -> None:
-        """Begin a step; an iteration that is begun again goes on."""
+        """Begin a step; do nothing if the step of this iteration is already running."""
         if iteration != self._iteration:
             self._iteration, self.is_called = iteration, False
             self._digests = {}
 
     def add(self, leaf: CallLeaf, digest: str) -> tuple[str, str]:
-        """Add a tensor of a call; return its name, and the digest of it in all calls so far."""
+        """Add a tensor of a call; return its name, and its digest over all calls so far."""
         name = name_batch_tensor(leaf)
         before = self._digests.get(name)
-        if before is not None:  # the model was called before, with another micro-batch
+        if before is not None:  # an earlier call, such as for another micro-batch
             digest = xxhash.xxh3_64_hexdigest(f"{before}{digest}".encode())
         self._digests[name] = digest
         return name, digest
 
 
 HEAD_ELEMENTS = 1 << 16
-"""Elements of a parameter that are digested at most: 0.12 ms."""
+"""Maximum number of elements that are digested of a parameter; they take 0.12 ms."""
 TURN_ITERATIONS = 16
-"""Iterations in which each parameter has one turn."""
+"""Number of iterations in which each parameter is digested once."""
 
 
 class LogicalParameter(NamedTuple):
-    """A parameter in the whole model."""
+    """A parameter with its logical name and shape, as in the whole model."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +75,7 @@ class LogicalParameter(NamedTuple):
 
 
 def is_parameter_due(name: str, iteration: int) -> bool:
-    """Return whether it is the turn of the parameter of that logical name.
+    """Return whether the parameter with this logical name is digested in an iteration.
 
     >>> sum(is_parameter_due("layers.0.weight", iteration) for iteration in range(32))
     2
@@ -82,8 +85,9 @@ def is_parameter_due(name: str, iteration: int) -> bool:
 
 
 def digest_head(source: TensorSource, layout: TensorLayout | None) -> ParameterDigest | None:
-    """Return the digest of the part that this rank has of the head of a parameter; None where it
-    has none of it, and where its elements are summands, or at no single place.
+    """Return the digest of this rank's part of the head of a parameter; None if the rank has no
+    part of the head, has operands of a reduction instead of elements, or has a part without a
+    single place.
     """
     if layout is not None and layout.is_partial:
         return None
@@ -96,7 +100,7 @@ def digest_head(source: TensorSource, layout: TensorLayout | None) -> ParameterD
 
 
 def summarize_parameters(parameters: Iterable[LogicalParameter]) -> ModelSummary:
-    """Return the summary of a model, without its name."""
+    """Return the summary of a model's parameters, without the model's name."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: Counter[str] = Counter()
     for name, shape, dtype in parameters:

@@ -1,5 +1,5 @@
-"""Base class of the observers of a model, the current stack of the user's program, and the checks
-of `set_dump`, for the adapters of all frameworks. Observers never raise into the job.
+"""Base class of the observers of a model, the current call stack of the user's program, and the
+checks of `set_dump`, for the adapters of all frameworks. Observers never raise into the job.
 """
 
 from __future__ import annotations
@@ -29,25 +29,29 @@ _logger = logging.getLogger(__name__)
 HOOK_FAILED = "internal_error"
 """Drop reason of a tensor after an internal error of rankdump."""
 BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
-"""Side of a backward operator by side of its forward: its inputs are gradients of outputs."""
+"""Side of a gradient on a backward operator, by the side of the tensor on the forward operator:
+gradients of outputs are inputs of the backward.
+"""
 
 
 class ModelObserver:
-    """Recorder and graph number of one attached model."""
+    """Observer of one attached model: its recorder and the number of its graph."""
 
     def __init__(self, recorder: Recorder, graph: int) -> None:
         self.recorder = recorder
         self.graph = graph
         self.is_hidden = False
-        """Whether hooks that observe all iterations do nothing, while a step is repeated."""
+        """Whether hooks that observe all iterations do nothing at present, because a step is
+        repeated.
+        """
 
     @property
     def armed(self) -> bool:
-        """Whether this process records the running iteration; never in a forked worker."""
+        """Whether this process records the running iteration; always False in a forked worker."""
         return self.recorder.armed
 
     def is_selected(self, op_name: str, side: TensorSide) -> bool:
-        """Return whether tensors of an operator's side are kept in this iteration."""
+        """Return whether tensors on this side of an operator are kept in the running iteration."""
         return self.recorder.is_wanted(self.graph, op_name, side)
 
     def start_event(self, op_name: str) -> StartedEvent:
@@ -55,11 +59,11 @@ class ModelObserver:
         return self.recorder.start_event(graph=self.graph, name=op_name)
 
     def record_event(self, op_name: str) -> None:
-        """Record an event without duration."""
+        """Record an event without a duration."""
         self.recorder.record_event(graph=self.graph, name=op_name)
 
     def end_call(self, op_name: str, *, raised: bool = False) -> None:
-        """Report the end of one call of an operator."""
+        """Report that a call of an operator has ended."""
         self.recorder.end_call(self.graph, op_name, raised=raised)
 
     def record_tensor(
@@ -78,7 +82,7 @@ class ModelObserver:
     ) -> None:
         """Record the source that `read` returns; count a loss if it returns a reason.
 
-        Without either this rank has no part of the tensor.
+        If `read` returns None, this rank has no part of the tensor.
         """
         place = (self.graph, op_type, op_name, side, slot)
         try:
@@ -86,7 +90,7 @@ class ModelObserver:
             if isinstance(source, str):
                 self.recorder.count_loss(*place, source)
             elif source is not None:
-                # As `TensorObservation(...)`, in a third of the time.
+                # This equals `TensorObservation(...)` in a third of the time.
                 fields = (*place, argument, source, state, constant, forward_pass)
                 self.recorder.observe(tuple.__new__(TensorObservation, fields))
         except Exception as error:
@@ -103,7 +107,9 @@ class ModelObserver:
         state: bool = False,
         constant: bool = False,
     ) -> None:
-        """Record a parameter, buffer or gradient as the one output of an operator of its name."""
+        """Record a parameter, buffer or gradient as the only output of an operator with
+        its name.
+        """
         if self.is_selected(name, TensorSide.OUTPUT):
             self.record_tensor(
                 PARAMETER_TYPE,
@@ -138,7 +144,7 @@ def make_mark_target_error(target: object, allowed: str) -> ValueError:
 
 
 def check_mark_state(enabled: object) -> bool:
-    """Return the parameter `enabled` of `set_dump`; ValueError when it is not a bool."""
+    """Return the argument `enabled` of `set_dump`; ValueError if it is not a bool."""
     if not isinstance(enabled, bool):
         raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
     return enabled
@@ -151,8 +157,8 @@ _MAX_CONTAINER_PARTS = 64
 def is_plain_value(
     value: object, types: tuple[type, ...], containers: tuple[type, ...], depth: int = 2
 ) -> bool:
-    """Return whether an argument of a module prints the same in every run: a short text, a value of
-    these types, or a small container of such.
+    """Return whether an argument of a module prints the same text in every run: a short text, a
+    value of one of `types`, or a small container of these.
     """
     if isinstance(value, str):
         return len(value) <= _MAX_ARGUMENT_CHARACTERS
@@ -164,15 +170,15 @@ def is_plain_value(
 
 
 MAX_SOURCE_LINES = 30
-"""Frames kept, the innermost ones."""
+"""Maximum number of frames that are kept, the innermost ones."""
 _MAX_LINE_CHARACTERS = 1000
 RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
-    """Return `file:line` of the innermost frame of the user's program; empty without one.
+    """Return `file:line` of the innermost frame of the user's program; empty if there is none.
 
-    Frames are left out as `capture_source_lines` does. No file is read.
+    The same frames are left out as in `capture_source_lines`. No file is read.
     """
     left_out = (RANKDUMP_FOLDER, "<", *besides)
     frame = inspect.currentframe()
@@ -185,9 +191,9 @@ def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
 
 
 def capture_source_lines(*, besides: tuple[str, ...] = ()) -> tuple[SourceLine, ...]:
-    """Return this thread's stack, outermost frame first.
+    """Return the stack of the calling thread, outermost frame first.
 
-    Frames of rankdump are left out, and those of files whose path begins with one of `besides`.
+    Frames of rankdump are left out, and frames of files whose path begins with one of `besides`.
     """
     left_out = (RANKDUMP_FOLDER, *besides)
     found: list[SourceLine] = []

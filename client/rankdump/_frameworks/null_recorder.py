@@ -1,5 +1,6 @@
-"""Recorders that keep little: nothing, where calls are only counted; or nothing but the digest of
-each tensor that an adapter observes, in order, to compare two runs in one process.
+"""Recorders that keep little: `NullRecorder` keeps nothing, for adapters that only count calls;
+`DigestRecorder` keeps the digest of each observed tensor, in order, to compare two runs in one
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class NullRecorder(Recorder):
 
 
 class DigestRecorder(Recorder):
-    """Recorder of one run; takes all tensors but those of collectives."""
+    """Keeps the digests of one run, of all tensors except those of collectives."""
 
     def __init__(self, find_source: Callable[[], str]) -> None:
         """`find_source` returns `file:line` of the script's innermost call."""
@@ -35,7 +36,7 @@ class DigestRecorder(Recorder):
         return True
 
     def add_value(self, op_type: str, name: str, slot: int, value: object) -> None:
-        """Keep a value that is no tensor."""
+        """Keep the digest of a value that is no tensor."""
         self.add_digest(op_type, name, slot, xxhash.xxh3_64_hexdigest(repr(value).encode()))
 
     def add_digest(self, op_type: str, name: str, slot: int, digest: str) -> None:

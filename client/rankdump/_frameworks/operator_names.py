@@ -16,19 +16,19 @@ PARAMETER_TYPE = "Parameter"
 _GRADIENTS = "Gradients/"
 
 MAX_DEPTH = 32
-"""Depth of nested containers from which a container counts as one leaf."""
+"""Depth of nesting from which on a container counts as one leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorScope:
-    """Position of an operator in the network, without the number of its call."""
+    """Scope: position of an operator in the network, without the number of its call."""
 
     path: str
-    """Such as `network-Net/conv1-Conv2d`."""
+    """Path of the scope, such as `network-Net/conv1-Conv2d`."""
     op_type: str
 
     def __hash__(self) -> int:
-        # The hash of a string is cached, and no two scopes have the same path.
+        # Python caches the hash of a string, and no two scopes have the same path.
         return hash(self.path)
 
     def call_names(self, number: int) -> OperatorCallNames:
@@ -45,12 +45,13 @@ class OperatorCallNames(NamedTuple):
 
     forward: str
     recomputation: str
-    """Name of its recomputation within the backward."""
+    """Name of the call's recomputation within the backward."""
     gradient: str
-    """Name of its backward."""
+    """Name of the call's backward."""
 
 
-# The same in every iteration; bounded, because a loop without steps makes names for ever.
+# Names are the same in every iteration. The cache is bounded because a training loop that never
+# calls `step` makes new names without end.
 @lru_cache(maxsize=1 << 14)
 def _make_names(path: str, op_type: str, number: int) -> OperatorCallNames:
     forward = f"Default/{path}/{op_type}-op{number}"
@@ -58,7 +59,7 @@ def _make_names(path: str, op_type: str, number: int) -> OperatorCallNames:
 
 
 def make_scope(parts: Sequence[tuple[str, str]]) -> OperatorScope:
-    """Return the scope of a module from the (name, class) pairs leading to it, root first.
+    """Return the scope of a module from the pairs (name, class) on the path to it, root first.
 
     >>> make_scope([("", "Net"), ("conv1", "Conv2d")]).forward_name(0)
     'Default/network-Net/conv1-Conv2d/Conv2d-op0'
@@ -79,7 +80,7 @@ def is_gradient(op_name: str) -> bool:
 
 
 def _clean_component(text: str) -> str:
-    # A slash inside a component would read as two of them.
+    # A slash inside a component would look like two components.
     return text.replace("/", "_")
 
 
@@ -87,13 +88,17 @@ class CallLeaf(NamedTuple):
     """One argument of a call, or one part of its result."""
 
     slot: int
-    """Number among all leaves, tensors or not: it does not change when a value's type does."""
+    """Number of the leaf among all leaves, tensors or not, so that it does not change with the type
+    of a value.
+    """
     argument: str
     value: object
 
 
 def list_call_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> list[CallLeaf]:
-    """Return the leaves of a call's arguments: positional first, then by keyword."""
+    """Return the leaves of a call's arguments: positional arguments first, then keyword
+    arguments.
+    """
     found: list[CallLeaf] = []
     for index, value in enumerate(args):
         name = _POSITIONAL[index] if index < len(_POSITIONAL) else f"args.{index}"
@@ -114,7 +119,7 @@ def list_result_leaves(result: object) -> list[CallLeaf]:
 
 _POSITIONAL = tuple(f"args.{index}" for index in range(16))
 _LEAF_TYPES: set[type] = {int, float, bool, str, type(None)}
-"""Classes without parts; those of frameworks are added when first seen."""
+"""Classes whose values have no parts; classes of frameworks are added when they are first seen."""
 _MAX_LEAF_TYPES = 1000
 
 
@@ -133,7 +138,7 @@ def _collect_leaves(
 
 
 def list_parts(value: object) -> list[tuple[str, object]] | None:
-    """Return the named parts of a container; None when the value is a leaf."""
+    """Return the named parts of a container; None if the value is a leaf."""
     if type(value) in _LEAF_TYPES:
         return None
     if isinstance(value, (tuple, list)):
@@ -141,7 +146,8 @@ def list_parts(value: object) -> list[tuple[str, object]] | None:
         fields: Sequence[object] = getattr(items, "_fields", ())
         names = fields if len(fields) == len(items) else range(len(items))
         return [(str(name), item) for name, item in zip(names, items, strict=True)]
-    # Before Mapping: a ModelOutput is both, and as a mapping it hides fields that are None.
+    # This test comes before that for Mapping: a ModelOutput is both, and as a mapping it hides
+    # fields that are None.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         declared = dataclasses.fields(value)
         return [(field.name, getattr(value, field.name, None)) for field in declared]
@@ -154,5 +160,7 @@ def list_parts(value: object) -> list[tuple[str, object]] | None:
 
 
 def _format_key(key: object, index: int) -> str:
-    """Return a text for a key: its position if its own text could be costly or unstable."""
+    """Return a text for a key: the key's position if its own text could be expensive or differ
+    between runs.
+    """
     return str(key) if isinstance(key, (str, int)) else str(index)

@@ -1,8 +1,8 @@
-"""Turns of the black box: of which hooks the next tensor gets its fingerprint, and of which it is
-kept in full, one after the other over the whole model, as many in a step as their time allows.
+"""Turns of the black box: which hooks compute a fingerprint of their next tensor, and which keep it
+in full. Turns go round over the whole model, and each step has as many as their time allows.
 
-Tensors that watch rules name are kept first, with half of the time; then come the fingerprints, and
-other tensors are kept with what these leave.
+Tensors that watch rules name are kept first, with at most half of the time; then fingerprints are
+computed; other tensors are kept with the rest of the time.
 """
 
 from __future__ import annotations
@@ -14,34 +14,36 @@ from typing import Protocol
 from rankdump._core.recorder_protocol import PulseRecorder, TurnSpending
 
 _MAX_HOOKS = 256
-"""Hooks that are looked at in a step."""
+"""Maximum number of hooks that are considered in a step."""
 _LEAST = TurnSpending(0, 1), TurnSpending(copies=1)
-"""Of a fingerprint, and of a copy."""
+"""Smallest spending on a fingerprint, and on a copy."""
 
 
 class TurnHook(Protocol):
-    """A hook that measures tensors."""
+    """A hook that measures a tensor for the black box."""
 
     byte_count: int
-    """Of the tensor that was measured last; 0 before, and where it has no elements to read."""
+    """Bytes of the tensor that was measured last; 0 before the first one, and if it has no readable
+    elements.
+    """
     is_due: bool
-    """Whether the fingerprint of its next tensor is computed."""
+    """Whether the fingerprint of the hook's next tensor is computed."""
     is_kept: bool
-    """Whether its next tensor is kept in full."""
+    """Whether the hook's next tensor is kept in full."""
     is_named: bool
-    """Whether a watch rule names it."""
+    """Whether a watch rule names the hook's tensor."""
 
 
 class TensorTurns:
-    """The turns of the hooks of one model that have measured a tensor."""
+    """Turns of those hooks of one model that have measured a tensor."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
-        """Numbers of the objects of the hooks."""
+        """Identities of the hooks that take turns."""
         self._fingerprinted, self._named, self._others = (_HookCycle() for _ in range(3))
 
     def add_measured(self, hooks: Iterable[TurnHook]) -> None:
-        """Give turns to hooks that have measured a tensor by now."""
+        """Let the hooks that have measured a tensor by now take turns."""
         for hook in hooks:
             if hook.byte_count and id(hook) not in self._known:
                 self._known.add(id(hook))
@@ -49,8 +51,8 @@ class TensorTurns:
                 (self._named if hook.is_named else self._others).add(hook)
 
     def choose_due(self, pulses: PulseRecorder) -> list[TurnHook]:
-        """Return the hooks whose turn it is in the step that begins; a turn that is not taken
-        is lost. A tensor too large for any step has none.
+        """Return the hooks whose turn is in the step that begins. A turn in which the hook measures
+        nothing is lost; a hook whose tensor is too large for any step has no turns.
         """
         if not any(map(pulses.can_afford, _LEAST)):
             return []
@@ -72,8 +74,9 @@ def clear_turns(hooks: Iterable[TurnHook]) -> None:
 
 
 class _PlannedSpending:
-    """What the turns of a step will take. Each method adds a hook and returns True, or False when
-    there is no more for it now, or None when it has no turn.
+    """Time and memory that the turns of a step are planned to take. Each method adds a hook and
+    returns True; it returns False if nothing more fits into the step, None if the hook has no
+    turns.
     """
 
     def __init__(self, pulses: PulseRecorder) -> None:
@@ -84,14 +87,14 @@ class _PlannedSpending:
         return self._add(TurnSpending(hook.byte_count, 1))
 
     def add_named(self, hook: TurnHook) -> bool | None:
-        # Twice, so that they have half.
+        # The factor 2 limits these tensors to half of what can be afforded.
         return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1), factor=2)
 
     def add_other(self, hook: TurnHook) -> bool | None:
         return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1))
 
     def _add(self, spending: TurnSpending, factor: int = 1) -> bool | None:
-        """Add spending where so many times of it, and of all that is planned, can be afforded."""
+        """Add a spending if `factor` times everything that is planned then can be afforded."""
         if self._pulses.is_too_much(_multiply(spending, factor)):
             return None
         planned = TurnSpending(*map(operator.add, self._planned, spending))
@@ -106,18 +109,18 @@ def _multiply(spending: TurnSpending, factor: int) -> TurnSpending:
 
 
 class _HookCycle:
-    """Some hooks, one after the other again and again."""
+    """Hooks that take turns in a fixed order, again and again."""
 
     def __init__(self) -> None:
         self._hooks: list[TurnHook] = []
         self._next = 0
 
     def add(self, hook: TurnHook) -> None:
-        """Add a hook, after the others."""
+        """Add a hook after all others."""
         self._hooks.append(hook)
 
     def take(self, add: Callable[[TurnHook], bool | None]) -> list[TurnHook]:
-        """Return the next hooks for which `add` returns True, up to one for which it is False."""
+        """Return the next hooks for which `add` returns True, until it returns False."""
         taken: list[TurnHook] = []
         for _ in range(min(len(self._hooks), _MAX_HOOKS)):
             hook = self._hooks[self._next]

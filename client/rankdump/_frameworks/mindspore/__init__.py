@@ -1,5 +1,5 @@
-"""Adapter of MindSpore: observes cells and API calls of a model. MindSpore is imported in this
-package only; code that must work without MindSpore may not import this package.
+"""Adapter of MindSpore: observes the cells and API calls of a model. MindSpore is imported in this
+package only; code that must work without MindSpore must not import this package.
 """
 
 from __future__ import annotations

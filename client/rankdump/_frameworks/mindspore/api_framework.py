@@ -1,9 +1,10 @@
 """API dumps of MindSpore (protocol `ApiFramework`): the hook that observes cells, functions,
-methods and primitives, the recorder of their tensors, stacks and gradients, and the watch for
+methods and primitives; the recorder of their tensors, stacks and gradients; and the observer of
 steps.
 
-Only calls of the program itself count, not those inside an observed call, an optimizer or compiled
-code. A call that is not recorded is still counted, so that numbers are those of the run.
+Only calls that the program itself makes count, not calls inside an observed call, an optimizer or
+compiled code. A call that is not recorded is still counted, so that call numbers are those of the
+run.
 """
 
 from __future__ import annotations
@@ -70,19 +71,23 @@ NAME = "mindspore"
 
 @dataclass(slots=True, eq=False)
 class OpenMindSporeApiCall:
-    """API call that has begun."""
+    """API call that has begun and not ended."""
 
     call: ApiCall
     gradient: ApiCall
-    """Backward of the call, or of the forward call that it repeats."""
+    """Backward of the call; for a call that repeats a forward call, the backward of that forward
+    call.
+    """
     arrived_places: set[str] = field(default_factory=set[str])
-    """Places whose gradients have arrived; shared with the call that it repeats."""
+    """Places whose gradients have arrived; a repetition shares them with the call that
+    it repeats.
+    """
     recomputed: bool = False
     begun: StartedEvent | None = None
 
 
 class MindSporeApiRecorder:
-    """Records selected calls with one recorder and its options."""
+    """Records selected calls, with one recorder and one set of options."""
 
     def __init__(
         self, observer: MindSporeObserver, options: ApiOptions, gradients: MindSporeGradientObserver
@@ -106,7 +111,7 @@ class MindSporeApiRecorder:
         self._record_leaves(open_call, TensorSide.INPUT, list_input_leaves(args, kwargs))
 
     def end_call(self, open_call: OpenMindSporeApiCall, result: object, raised: bool) -> None:
-        """Record a call's results, and hook them for gradients."""
+        """Record the results of a call, and hook them to receive their gradients."""
         try:
             if not raised:
                 leaves = list_output_leaves(result)
@@ -118,7 +123,7 @@ class MindSporeApiRecorder:
             self.observer.end_call(open_call.call.name, raised=raised)
 
     def record_layer_mark(self, call: ApiCall, path: str) -> None:
-        """Record that a cell was called, by its path with dots."""
+        """Record the mark of a cell that was called, by its path with dots."""
         self.observer.record_event(call.name)
         self._record_stack(format_layer_name(path))
         self._record_single_tensor(
@@ -128,7 +133,9 @@ class MindSporeApiRecorder:
     def _record_gradient(
         self, open_call: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
     ) -> None:
-        """Record a gradient; those of a recomputed call once, as its forward's."""
+        """Record a gradient. A gradient of a recomputed call is recorded once, as that of the
+        forward call.
+        """
         if not self.observer.armed or argument in open_call.arrived_places:
             return
         open_call.arrived_places.add(argument)
@@ -184,7 +191,7 @@ class MindSporeApiRecorder:
             return
         for leaf in leaves:
             if is_tensor(leaf.value) and self._is_recorded(leaf.value):
-                # The callback holds no tensor of the forward.
+                # The callback keeps no tensor of the forward alive.
                 argument = format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
                 place = open_call, leaf.slot, argument
                 take = partial(self.observer.run_shielded, self._record_gradient, *place)
@@ -196,7 +203,7 @@ class MindSporeApiRecorder:
 
 
 class MindSporeApiHook(MindSporeCallListener):
-    """Hook of one program's API calls, which it counts from its construction on."""
+    """Hook of one program's API calls; it counts them from its construction on."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int, options: ApiOptions) -> None:
         self._model = model
@@ -219,23 +226,23 @@ class MindSporeApiHook(MindSporeCallListener):
         )
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Read the cells of the model again, because the script may have changed it."""
+        """Find the cells of the model again, because the script may have changed them."""
         self._record.observer.run_shielded(self._refresh)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Remove hooks whose gradients did not arrive."""
+        """Remove the hooks of gradients that did not arrive."""
         self._record.observer.run_shielded(self._gradients.remove_hooks)
         self._regions.clear()
 
     def detach(self) -> None:
-        """Restore MindSpore."""
+        """Restore the replaced attributes of MindSpore."""
         CALL_INTERCEPTION.remove_listener(self)
         self._record.observer.run_shielded(self._gradients.remove_hooks)
 
     def call_begins(
         self, api: MindSporeApi, args: PositionalArguments, kwargs: KeywordArguments
     ) -> OpenMindSporeApiCall | None:
-        """Count a call; record its arguments if it is selected."""
+        """Count a call; record its arguments if the call is selected."""
         call = ApiCall(api.kind, api.name, self._numbers.next_number(f"{api.kind}_{api.name}"))
         if not self._record.observer.armed:
             return None
@@ -249,13 +256,14 @@ class MindSporeApiHook(MindSporeCallListener):
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Begin the call of a layer; of a container only note its path."""
+        """Begin the call of a layer; for a container, only note its path."""
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
         if not self.is_api_call(cell):
             return path
-        # A layer's mark comes before its own tensors, a container's mark after all calls inside it.
+        # The mark of a layer comes before the layer's own tensors, the mark of a container after
+        # all calls inside it.
         self._record.observer.run_shielded(self._record_mark, path)
         return self.call_begins(MindSporeApi("NN", type(cell).__name__), args, kwargs)
 
@@ -282,7 +290,7 @@ class MindSporeApiHook(MindSporeCallListener):
         return None
 
     def _refresh(self) -> None:
-        # Cells are kept alive, so that their identities stay unique.
+        # The dictionary keeps cells alive, so that their identities stay unique.
         self._paths = {id(cell): (path, cell) for path, cell in iterate_cells(self._model)}
 
     def _begin_call(
@@ -304,7 +312,7 @@ class MindSporeApiHook(MindSporeCallListener):
         return open_call
 
     def _record_mark(self, path: str) -> None:
-        """Record the mark of a cell; the model itself and cells outside it get none."""
+        """Record the mark of a cell; the model itself and cells outside of it have none."""
         if not path or not self._record.observer.armed or self._regions.is_recomputing:
             return
         call, options = make_layer_mark(path), self._record.options
@@ -316,7 +324,7 @@ class MindSporeApiHook(MindSporeCallListener):
 
 
 class MindSporeStepWatch(ApiStepWatch):
-    """Reports the steps of one MindSpore model until it is removed."""
+    """Reports the calls and steps of one MindSpore model to a listener until `remove`."""
 
     def __init__(self, model: Any, listener: StepListener) -> None:
         super().__init__(model, listener)
@@ -326,7 +334,7 @@ class MindSporeStepWatch(ApiStepWatch):
         CALL_INTERCEPTION.add_listener(self._end_listener)
 
     def remove(self) -> None:
-        """Restore MindSpore."""
+        """Restore the replaced attributes of MindSpore."""
         self._outermost.remove()
         CALL_INTERCEPTION.remove_listener(self._end_listener)
 
@@ -344,7 +352,9 @@ class MindSporeStepWatch(ApiStepWatch):
 
 
 class _StepEndListener(MindSporeCallListener):
-    """Receives optimizers' steps, and calls of cells that run or skip one, as a loss scaler may."""
+    """Receives the steps of optimizers, and calls of cells that run or skip a step, as a loss
+    scaler does.
+    """
 
     def __init__(self, watch: MindSporeStepWatch) -> None:
         self._watch = watch
@@ -376,7 +386,7 @@ def without_dropout(model: Any) -> int:
     """Turn off the dropout layers of a model; return how many there are."""
     found = [cell for _, cell in iterate_cells(model) if _is_dropout(cell)]
     for cell in found:
-        # Each class reads one or two of these attributes.
+        # Each class of dropout uses one or two of these attributes.
         for name, nothing in (("p", 0.0), ("prob", 0.0), ("keep_prob", 1.0)):
             if hasattr(cell, name):
                 setattr(cell, name, nothing)
@@ -384,7 +394,7 @@ def without_dropout(model: Any) -> int:
 
 
 def save_state(model: Any, folder: Path) -> None:
-    """Write nothing, and log that: troubleshooter compares the state of torch models only."""
+    """Write nothing, and log the reason: troubleshooter compares the state of torch models only."""
     _logger.warning(
         "rankdump: compare_statedict is supported for torch only; the state of this MindSpore "
         "model is not saved"

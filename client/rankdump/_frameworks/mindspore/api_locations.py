@@ -1,7 +1,8 @@
-"""API calls of MindSpore, and where its functions, methods and primitives are.
+"""API calls of MindSpore, and the modules and classes that have its functions, methods and
+primitives.
 
-By rule, an API call is an operator that MindSpore defines under a public name, except queries of a
-tensor and functions for the framework itself.
+An API call is an operator that MindSpore defines under a public name, except queries of a tensor
+and functions for the framework itself.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def iterate_api_locations() -> Iterator[ApiLocation]:
 def find_primitive_api(primitive: object) -> MindSporeApi | None:
     """Return the API of a primitive; None for one that is not part of the program."""
     kind = type(primitive)
-    # Primitives without their own class query types and lengths.
+    # Primitives that have no class of their own query types and lengths.
     if kind is Primitive or kind.__name__ in _FRAMEWORK_PRIMITIVES or kind.__name__.startswith("_"):
         return None
     return MindSporeApi(
@@ -129,7 +130,8 @@ def _iterate_primitives() -> Iterator[ApiLocation]:
     kinds: list[Any] = [
         value for value in dict(read_attributes(ops)).values() if _is_primitive(value)
     ]
-    # Each class once, in a fixed order; for an inherited `__call__`, the class that defines it.
+    # Each class is yielded once, in a fixed order; for an inherited `__call__`, the class that
+    # defines it.
     for base in dict.fromkeys(base for kind in (Primitive, *kinds) for base in kind.__mro__):
         call = read_attributes(base).get("__call__")
         if call is not None and _is_primitive(base):

@@ -1,10 +1,10 @@
-"""Gradients of tensors and parameters, the parameters after the step, and the forward calls that a
+"""Gradients of tensors and parameters, parameters after the step, and the forward calls that a
 recomputation repeats.
 
 `Tensor.register_hook` reports every gradient inside `value_and_grad`, of results of functions,
-methods and cells alike (observed with MindSpore 2.7.0): the cells' own backward hooks are not
+methods and cells alike (observed with MindSpore 2.7.0), so the backward hooks of cells are not
 needed. A hook returns its gradient, so the numbers of the job stay unchanged. A compiled backward
-runs no hooks: its gradients are taken from its result, or from the call of an optimizer outside
+runs no hooks: its gradients are taken from its result, or from the call of an optimizer outside of
 it. A recomputation repeats the calls of its region in order.
 """
 
@@ -44,7 +44,7 @@ class MindSporeGradientObserver:
         """
         if isinstance(tensor, Parameter) or not is_recording_gradients():
             return
-        # A tensor without gradients raises; there is no way to check that first.
+        # A tensor that has no gradient raises; there is no way to check that before.
         with suppress(RuntimeError):
             self._hooks.append(hook_tensor(tensor, take))
 
@@ -79,11 +79,11 @@ class MindSporeParameterObserver:
         self._recorded: set[str] = set()
 
     def restart(self) -> None:
-        """Forget which gradients were recorded, because an iteration begins."""
+        """Forget which gradients were recorded; called when an iteration begins."""
         self._recorded.clear()
 
     def start(self) -> None:
-        """Hook the parameters for gradients."""
+        """Add gradient hooks to the parameters."""
         self.stop()
         for parameter in self._model.trainable_params():
             name = self._names[id(parameter)] = make_gradient_name(parameter.name)
@@ -91,14 +91,14 @@ class MindSporeParameterObserver:
             self._hooks.append(hook_tensor(parameter, take))
 
     def stop(self) -> None:
-        """Remove the hooks."""
+        """Remove the gradient hooks from the parameters."""
         hooks, self._hooks = self._hooks, []
         self._names = {}
         for hook in hooks:
             GRADIENT_HOOKS.remove(hook)
 
     def record_returned_gradients(self, gradients: Iterable[tuple[Any, Any]]) -> None:
-        """Record gradients by parameter, unless the iteration has them already."""
+        """Record the gradients of parameters, except those that were recorded in this iteration."""
         for parameter, gradient in gradients:
             name = self._names.get(id(parameter))
             if name is not None and name not in self._recorded and is_tensor(gradient):
@@ -123,9 +123,9 @@ _CallT = TypeVar("_CallT")
 class _RegionState(threading.local, Generic[_CallT]):
     def __init__(self) -> None:
         self.open: list[list[_CallT]] = []
-        """Calls of the regions that are running, outermost first."""
+        """Forward calls of each running region; the outermost region comes first."""
         self.repeats: list[deque[_CallT]] = []
-        """Calls that are still to be repeated, of the regions that run again."""
+        """For each region that runs again: the forward calls that it has yet to repeat."""
 
 
 class RecomputedRegions(Generic[_CallT]):
@@ -136,10 +136,10 @@ class RecomputedRegions(Generic[_CallT]):
         self._thread: _RegionState[_CallT] = _RegionState()
 
     def begin_region(self, region: int, *, again: bool) -> Callable[[], object]:
-        """Begin a region, or its repetition; the result ends it, on the same thread."""
+        """Begin a region or its repetition; the returned function ends it on the same thread."""
         thread = self._thread
         if again:
-            # Runs of one region are repeated in reverse order.
+            # The runs of one region are repeated in reverse order.
             ended = self._ended.get(region)
             thread.repeats.append(deque(ended.pop() if ended else ()))
             return thread.repeats.pop
@@ -150,21 +150,23 @@ class RecomputedRegions(Generic[_CallT]):
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether this thread runs a repetition."""
+        """Whether the calling thread runs the repetition of a region."""
         return bool(self._thread.repeats)
 
     def add_call(self, call: _CallT) -> None:
-        """Add a forward call, which may be repeated later."""
+        """Add a forward call that may be repeated later."""
         for calls in self._thread.open:
             calls.append(call)
 
     def take_repeated_call(self, same: Callable[[_CallT], bool]) -> _CallT | None:
-        """Return and remove the region's next forward call if it is the `same`, else None."""
+        """Return and remove the next forward call of the region if `same` is true for it, else
+        None.
+        """
         if not self._thread.repeats:
             return None
         calls = self._thread.repeats[-1]
         return calls.popleft() if calls and same(calls[0]) else None
 
     def clear(self) -> None:
-        """Forget regions whose backward never ran."""
+        """Forget the regions whose backward never ran."""
         self._ended.clear()

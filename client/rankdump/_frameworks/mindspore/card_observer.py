@@ -1,6 +1,7 @@
 """Part of the run card about one attached MindSpore model, in iterations that are dumped: digests
 of the batch and of parameters before the step, states of generators, seeds and flags, and the
-learning rate where it is one number. Taken where the model is called, or compiled code runs it.
+learning rate if it is a single number. They are read when the model is called, or when compiled
+code runs it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from rankdump._frameworks.operator_names import CallLeaf
 
 
 class MindSporeCardObserver:
-    """Reports one attached model to the run card."""
+    """Reports the facts of one attached model to the run card."""
 
     def __init__(self, card: CardRecorder, model: Any, graph: int) -> None:
         self._card, self._model, self._graph = card, model, graph
         self._batch = BatchDigests()
         self._iteration = -1
         self._has_digested = False
-        """Whether parameters were digested in any step."""
+        """Whether parameters have been digested in any step."""
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step."""
@@ -42,7 +43,7 @@ class MindSporeCardObserver:
         self._batch.begin_step(iteration)
 
     def observe_call(self, leaves: Sequence[CallLeaf]) -> None:
-        """Take what is known when the model is called."""
+        """Report the facts that are known when the model is called."""
         if not self._batch.is_called:
             self._batch.is_called = True
             self._card.use_settings(read_settings())
@@ -57,9 +58,11 @@ class MindSporeCardObserver:
                 self._card.add_digest(*self._batch.add(leaf, digest))
 
     def observe_optimizer(self, optimizer: Any) -> None:
-        """Take the learning rate of an optimizer that is about to step, if it is one number."""
+        """Report the learning rate of an optimizer that is about to step, if it is a
+        single number.
+        """
         rate: Any = getattr(optimizer, "learning_rate", None)
-        # A schedule is a cell: to ask it would count as a step.
+        # A schedule of learning rates is a cell, and calling it would count as a step.
         if is_tensor(rate) and not rate.shape:
             self._card.add_rates(optimizer, [float(rate.asnumpy())])
 
@@ -86,7 +89,9 @@ class MindSporeCardObserver:
 
 
 def digest_tensor(tensor: Any) -> str:
-    """Return the xxh3-64 of a tensor; empty for None, and for one unreadable or too large."""
+    """Return the xxh3-64 of a tensor; empty for None, and for a tensor that is unreadable or too
+    large.
+    """
     source = make_mindspore_source(tensor) if is_tensor(tensor) else ""
     if isinstance(source, str) or source.byte_count > MAX_DIGEST_BYTES:
         return ""

@@ -1,10 +1,10 @@
 """Observation of one attached model cell by cell: each call is an operator with MindSpore's name.
-Also the cells marked for `dump_mode` 2, and the watch for outermost calls of models.
+Also the cells that are marked for `dump_mode` 2, and the observer of outermost calls of models.
 
-In PyNative mode all cells are observed; of compiled code only calls from Python, with arguments
-and results, under the name of the called cell or function. `mindspore.set_dump` sets a flag on a
-cell and those inside it, and an attribute on primitives. Both are compiled into the program, so
-`rankdump.set_dump` keeps its marks outside the cells.
+In PyNative mode all cells are observed. Of compiled code only the calls from Python are observed,
+with arguments and results, under the name of the called cell or function. `mindspore.set_dump` sets
+a flag on a cell and the cells inside it, and an attribute on primitives; both are compiled into the
+program, so `rankdump.set_dump` stores its marks outside of the cells.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ from rankdump._frameworks.operator_names import (
 
 
 class CellMarks:
-    """Marks of this process's cells; they keep no cell alive."""
+    """Marks of the cells of this process; a mark keeps no cell alive."""
 
     def __init__(self) -> None:
-        # Each mark is stored with MindSpore's flag at that time: a flag changed since is newer.
+        # Each mark is stored with the value that MindSpore's flag had at that time: if the flag has
+        # changed since, it is newer than the mark.
         self._by_cell: weakref.WeakKeyDictionary[Any, tuple[bool, bool | None]]
         self._by_cell = weakref.WeakKeyDictionary()
         self.changes = 0
-        """Number of times that a mark was set with `rankdump.set_dump`."""
+        """Number of calls of `rankdump.set_dump`."""
 
     def set_mark(self, cell: Any, enabled: bool) -> None:
         """Mark a cell and all cells inside it, or remove their marks."""
@@ -87,7 +88,9 @@ class CellMarks:
         self.changes += 1
 
     def is_marked(self, cell: Any) -> bool:
-        """Return whether a cell is marked, also by MindSpore's mark on one of its primitives."""
+        """Return whether a cell is marked, which includes MindSpore's mark on one of its
+        primitives.
+        """
         flag = read_dump_flag(cell)
         enabled, flag_then = self._by_cell.get(cell, (None, None))
         if enabled is not None and flag == flag_then:
@@ -102,8 +105,8 @@ cell_marks = CellMarks()
 def set_dump(cell: object, enabled: object = True) -> None:
     """Mark a cell and all cells inside it, or remove their marks; the last call counts.
 
-    It takes effect with the next call of one of them. ValueError for anything but a cell and a
-    bool, as in MindSpore (API reference of mindspore.set_dump).
+    The mark takes effect with the next call of one of the cells. ValueError if the arguments are
+    not a cell and a bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(cell, Cell):
         raise make_mark_target_error(cell, "mindspore.nn.Cell")
@@ -134,7 +137,9 @@ class CellMarkReporter:
         self._observer.recorder.set_marks(self._observer.graph, frozenset(names))
 
     def report_changed_marks(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
-        """Report the marks again if one was set since, or MindSpore's flag on `cell` changed."""
+        """Report the marks again if `rankdump.set_dump` was called since, or if MindSpore's flag on
+        `cell` has changed.
+        """
         known = self._marked.get(id(cell))
         if self._changes != cell_marks.changes or (
             known is not None and cell_marks.is_marked(cell) != known
@@ -144,7 +149,7 @@ class CellMarkReporter:
 
 @dataclass(slots=True, eq=False)
 class MindSporeCellCall:
-    """Forward call of a cell, with the gradients that have arrived."""
+    """Forward call of a cell, with the gradients that have arrived so far."""
 
     scope: OperatorScope
     names: OperatorCallNames
@@ -161,11 +166,13 @@ class _OpenCellCall:
     source: tuple[SourceLine, ...]
     arguments: dict[str, str]
     compiled: CompiledCall | None = None
-    """Set if the call is not of a cell of the model, but of compiled code that runs the model."""
+    """The call of compiled code that runs the model; None if the call is one of a cell of the
+    model.
+    """
 
 
 class MindSporeCellHook(MindSporeCallListener):
-    """Hook of one attached model; costs nothing in iterations that are not armed."""
+    """Hook of one attached model; it costs nothing in iterations that are not armed."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int) -> None:
         self._model = model
@@ -185,7 +192,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._ran_compiled_code = False
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Observe calls in armed iterations only; call numbers restart in each."""
+        """Observe calls if the iteration is armed; call numbers restart in each iteration."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._numbers = {}
@@ -196,7 +203,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._observer.run_shielded(self._arm if armed else self._disarm)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Record parameters."""
+        """Record the parameters of the model."""
         if armed:
             self._observer.run_shielded(self._mark_reporter.report_changed_marks, self._operators)
             self._observer.run_shielded(self._parameters.record_all)
@@ -206,7 +213,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._regions.clear()
 
     def detach(self) -> None:
-        """Restore MindSpore."""
+        """Restore the replaced attributes of MindSpore."""
         self._observer.run_shielded(self._disarm)
 
     def cell_begins(
@@ -240,7 +247,7 @@ class MindSporeCellHook(MindSporeCallListener):
     def optimizer_begins(
         self, optimizer: Any, args: PositionalArguments, kwargs: KeywordArguments
     ) -> None:
-        """Record the optimizer's gradients that no hook has seen."""
+        """Record the gradients passed to an optimizer that no hook has seen."""
         if self._observer.armed:
             if self._card is not None:
                 self._observer.run_shielded(self._card.observe_optimizer, optimizer)
@@ -383,7 +390,7 @@ class MindSporeCellHook(MindSporeCallListener):
     ) -> None:
         for leaf in leaves:
             if is_tensor(leaf.value):
-                # The callback holds no tensor of the forward.
+                # The callback keeps no tensor of the forward alive.
                 place = call, side, leaf.slot, leaf.argument
                 take = partial(self._observer.run_shielded, self._record_gradient, *place)
                 self._gradients.watch_gradient(leaf.value, take)
@@ -391,7 +398,9 @@ class MindSporeCellHook(MindSporeCallListener):
     def _record_gradient(
         self, call: MindSporeCellCall, side: TensorSide, slot: int, argument: str, gradient: Any
     ) -> None:
-        """Record a gradient; those of a recomputed call once, as its forward's."""
+        """Record a gradient. A gradient of a recomputed call is recorded once, as that of the
+        forward call.
+        """
         place = (side, slot)
         if not self._observer.armed or place in call.arrived_slots:
             return
@@ -411,27 +420,29 @@ class _CallDepth(threading.local):
 
 
 class MindSporeOutermostWatch(MindSporeCallListener):
-    """Watches models until `remove`; calls inside another model's call do not count."""
+    """Reports the outermost calls of models until `remove`; calls inside another model's call do
+    not count.
+    """
 
     def __init__(self, begins: Callable[[int], None]) -> None:
-        """`begins` gets the number of the model, before its call is observed."""
+        """`begins` is called with the number of the model, before the call is observed."""
         self._model_called = begins
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._thread = _CallDepth()
         CALL_INTERCEPTION.add_listener(self, first=True)
 
     def watch(self, model: Any) -> None:
-        """Watch one more model; it gets the next number, from 0."""
+        """Watch another model; models are numbered from 0 in the order of these calls."""
         self._numbers.setdefault(id(model), (len(self._numbers), model))
 
     def remove(self) -> None:
-        """Restore MindSpore."""
+        """Restore the replaced attributes of MindSpore."""
         CALL_INTERCEPTION.remove_listener(self)
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Report an outermost call; a recomputation does not count as one."""
+        """Report an outermost call; a recomputation does not count as such a call."""
         known = self._numbers.get(id(cell))
         thread = self._thread
         if known is None or thread.repeating:
@@ -447,7 +458,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
             self._thread.depth -= 1
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Note that a forward is repeated on this thread."""
+        """Note that the calling thread repeats a forward."""
         if not again:
             return bool
         self._thread.repeating += 1

@@ -1,9 +1,9 @@
 """Cells of a model: their names, the arguments of their configuration, and the compiled calls that
-run them, as far as they are visible from outside.
+run them, as far as these are visible from outside.
 
-Arguments are plain values, which print the same in every run; never tensors, cells or
-initializers. Inside a compiled call no Python function runs, so no cell and no backward is visible
-there.
+Arguments are plain values that print the same text in every run, never tensors, cells or
+initializers. Inside a compiled call no Python function runs, so neither cells nor a backward are
+visible there.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from rankdump._frameworks.operator_names import OperatorScope, make_scope
 
 @dataclass(frozen=True, slots=True)
 class CellOperator:
-    """Cell of a model with its scope; kept alive, so that its identity stays unique."""
+    """Cell of a model with its scope; the cell is kept alive, so that its identity stays unique."""
 
     cell: Any
     scope: OperatorScope
 
 
 def find_cell_operators(model: Any) -> dict[int, CellOperator]:
-    """Return the cells of a model by identity; one in two places is named after the first."""
+    """Return the cells of a model by identity; a cell that is in two places is named after the
+    first place.
+    """
     classes = {path: type(cell).__name__ for path, cell in iterate_cells(model)}
     return {
         id(cell): CellOperator(cell, _make_cell_scope(path, classes))
@@ -51,7 +53,7 @@ def find_cell_operators(model: Any) -> dict[int, CellOperator]:
 
 
 def iterate_parameter_names(model: Any, chosen: Callable[[Any], bool]) -> Iterator[str]:
-    """Yield the names of parameters that a chosen cell itself has."""
+    """Yield the names of the own parameters of the chosen cells."""
     for _, cell in iterate_cells(model):
         if chosen(cell):
             for parameter in iterate_own_parameters(cell):
@@ -62,7 +64,7 @@ def _make_cell_scope(path: str, classes: dict[str, str]) -> OperatorScope:
     parts = [("", classes[""])]
     names = path.split(".") if path else []
     for depth, name in enumerate(names, 1):
-        # A name with a dot in it makes path components without a cell.
+        # A name that contains a dot makes path components that are no cells.
         parts.append((name, classes.get(".".join(names[:depth]), "")))
     return make_scope(parts)
 
@@ -72,9 +74,10 @@ _IGNORED_ATTRIBUTES = frozenset(("input_names", "output_names", "dump"))
 
 
 def read_cell_arguments(cell: Any) -> dict[str, str]:
-    """Return the cell's arguments as texts, sorted by name.
+    """Return the arguments of a cell as texts, sorted by name.
 
-    Those of a primitive have its attribute's name as prefix: `matmul.transpose_b`.
+    The name of an argument of a primitive begins with the primitive's attribute:
+    `matmul.transpose_b`.
     """
     left_out = STATE_ATTRIBUTES | read_flags(cell).keys()
     found = {
@@ -119,15 +122,15 @@ COMPILED_APIS_WARNING = (
 """Warning of a dump of API calls when it meets compiled code."""
 
 _MAX_SEARCHED_VALUES = 256
-"""Values searched to find the models that a function runs."""
+"""Maximum number of values that are searched to find the models that a function runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """Call from Python of compiled code."""
+    """Call of compiled code from Python."""
 
     program: Any
-    """Function, method or cell."""
+    """The called function, method or cell."""
 
     @staticmethod
     def from_function(function: Any, owner: Any = None) -> CompiledCall:
@@ -139,7 +142,7 @@ class CompiledCall:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is a function of MindSpore, which runs no code of the script."""
+        """Whether the called function is MindSpore's own, which runs no code of the script."""
         cell = isinstance(self.program, Cell)
         return (
             not cell
@@ -149,7 +152,7 @@ class CompiledCall:
 
 
 def match_returned_gradients(call: CompiledCall, result: Any) -> list[tuple[Any, Any]]:
-    """Return the gradients in a result, each with its parameter.
+    """Return the gradients in the result of a compiled call, each with its parameter.
 
     Only functions made by `value_and_grad`, `grad` or `GradOperation` return any.
     """
@@ -177,7 +180,7 @@ class CompiledCallFinder:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # Programs are kept alive, so that their identities stay unique.
+        # The dictionary keeps programs alive, so that their identities stay unique.
         self._known: dict[tuple[int, int], tuple[object, bool]] = {}
 
     def clear(self) -> None:
@@ -187,10 +190,10 @@ class CompiledCallFinder:
     def find_scope(
         self, call: CompiledCall, operators: Mapping[int, CellOperator]
     ) -> OperatorScope | None:
-        """Return the name of a call that runs the model, or None.
+        """Return the scope of a call that runs the model; None for any other call.
 
-        `operators` are the model's cells by identity. A call of such a cell is observed as a cell
-        call, and returns None as well.
+        `operators` are the model's cells by identity. For a call of such a cell the result is None
+        too, because it is observed as the call of a cell.
         """
         if id(call.program) in operators or not self._runs_model(call.program, operators):
             return None
@@ -204,7 +207,7 @@ class CompiledCallFinder:
         )
 
     def _find_path(self, program: Any, operators: Mapping[int, CellOperator]) -> str:
-        """Return the path of a function, method or cell in the names of operators."""
+        """Return the path of a function, method or cell as operator names have it."""
         cell = getattr(program, "__self__", program)
         if not isinstance(cell, Cell):
             return _format_program_name(program)
@@ -216,7 +219,7 @@ class CompiledCallFinder:
         )
 
     def _runs_model(self, program: Any, operators: Mapping[int, CellOperator]) -> bool:
-        # Method objects are created on each access, so their own identity is no key.
+        # A method object is created on each access, so its identity is no key.
         place = (id(getattr(program, "__func__", program)), id(getattr(program, "__self__", None)))
         known = self._known.get(place)
         if known is None:
@@ -233,7 +236,9 @@ class CompiledCallFinder:
 
 
 def _iterate_named_cells(program: Any) -> Iterator[Any]:
-    """Yield the cells that a function, or a function that it calls, refers to; a cell itself."""
+    """Yield the cells that a function refers to, directly or in functions that it calls; for a
+    cell, the cell itself.
+    """
     waiting, seen = [program], set[int]()
     while waiting and len(seen) < _MAX_SEARCHED_VALUES:
         value = waiting.pop()
@@ -247,7 +252,7 @@ def _iterate_named_cells(program: Any) -> Iterator[Any]:
 
 
 def _list_named_values(value: Any) -> list[Any]:
-    """Return functions that a function may call, and cells in containers and objects."""
+    """Return the functions, and the cells in containers and objects, that a value refers to."""
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
@@ -267,7 +272,7 @@ def _list_named_values(value: Any) -> list[Any]:
 
 
 def _iterate_global_names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that code uses, also in nested functions."""
+    """Yield the global names that code uses, including those in nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -275,7 +280,7 @@ def _iterate_global_names(code: CodeType) -> Iterator[str]:
 
 
 def _is_cell(value: object) -> bool:
-    # By the type itself: `__class__` of a proxy may run code of the object behind it.
+    # The type is checked, because `__class__` of a proxy may run code of the object behind it.
     return issubclass(type(value), Cell)
 
 

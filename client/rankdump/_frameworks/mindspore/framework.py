@@ -1,5 +1,5 @@
-"""Access to MindSpore itself, which only this module imports. Every private interface of MindSpore
-that is used is named here. MindSpore ships no types, so its names are `Any`.
+"""Access to MindSpore, which only this module imports. Every private interface of MindSpore that is
+used is named here. MindSpore ships no types, so its names are `Any`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Primitive: Any = _mindspore.ops.Primitive
 
 ops: Any = _mindspore.ops
 RecomputedCell: Any = _recompute._RecomputeCell
-"""Runs a cell without saving tensors for its backward, and again within the backward."""
+"""Class that runs a cell without saving tensors for the backward, and runs it again within the
+backward.
+"""
 
 COMPILED_CALLS: tuple[tuple[Any, str], ...] = ((_api._JitExecutor, "__call__"),)
 """Methods that run compiled code."""
@@ -38,15 +40,17 @@ COMPILERS: tuple[tuple[Any, str], ...] = (
     (_api._JitExecutor, "compile"),
     (_api._CellGraphExecutor, "compile"),
 )
-"""Methods that read the source of the program, and must find the original functions."""
+"""Methods that compile: they read the source of the program, so they must find the original
+functions.
+"""
 BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
-"""Between its `__enter__` and `__exit__` a compiler captures what the interpreter runs."""
+"""Context manager within which a compiler captures the code that the interpreter runs."""
 
 
 def read_captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return the arguments of the function for which a bytecode capture begins or ends.
 
-    MindSpore does not pass them: they are in the frame that enters the context.
+    MindSpore does not pass the arguments: they are read from the frame that enters the context.
     """
     frame: Any = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename != _bytecode.__file__:
@@ -56,7 +60,7 @@ def read_captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def is_method_of(function: Any, cell: object) -> bool:
-    """Return whether a function is the attribute of its name in a cell's class."""
+    """Return whether a function is the attribute of the same name in a cell's class."""
     return isinstance(cell, Cell) and hasattr(type(cell), function.__name__)
 
 
@@ -85,46 +89,48 @@ def is_graph_mode() -> bool:
 
 
 def read_settings() -> dict[str, str]:
-    """Return seeds and flags that decide whether MindSpore's results can be repeated."""
+    """Return the seeds and flags that decide whether MindSpore's results can be reproduced."""
     settings = {"mindspore.seed": str(_mindspore.get_seed())}
     for name in ("mode", "deterministic", "device_target"):
-        # Older releases have no such key.
+        # Older releases do not have all of these keys.
         with suppress(ValueError, KeyError, RuntimeError):
             settings[f"mindspore.{name}"] = str(_mindspore.get_context(name))
     return settings
 
 
 def read_generator_state() -> Any:
-    """Return the state of MindSpore's generator as a tensor; None in releases without one."""
+    """Return the state of MindSpore's random generator as a tensor; None in releases
+    without one.
+    """
     read = getattr(_mindspore, "get_rng_state", None)
     return None if read is None else read()
 
 
 def is_recording_gradients() -> bool:
-    """Return whether a backward will follow the running code."""
+    """Return whether gradients are being recorded, so that a backward may follow."""
     return bool(_api._pynative_executor.requires_grad())
 
 
 def read_dtype(tensor: Any) -> str:
-    """Return the element type of a tensor: its common name, else MindSpore's."""
+    """Return the element type of a tensor: its common name, or MindSpore's name if it has none."""
     return _DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype)
 
 
 def iterate_cells(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the cells of a model with their dotted paths; the model's own is empty."""
+    """Yield the cells of a model with their dotted paths; the path of the model itself is empty."""
     for path, cell in model.cells_and_names():
-        # Recomputation adds its own cells to those of the script.
+        # Recomputation adds cells of its own to those of the script.
         if _RECOMPUTATION_CELL not in path.split("."):
             yield path, cell
 
 
 def iterate_own_parameters(cell: Any) -> Iterator[Any]:
-    """Yield the parameters of a cell itself, not those of cells inside it."""
+    """Yield the own parameters of a cell, without those of cells inside it."""
     yield from cell.get_parameters(expand=False)
 
 
 def iterate_primitives(cell: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the primitives that a cell holds, with their attributes' names."""
+    """Yield the primitives that a cell holds, with the names of the attributes that hold them."""
     for name, primitive in getattr(cell, "_primitives", {}).items():
         if primitive is not None:
             yield name, primitive
@@ -132,13 +138,13 @@ def iterate_primitives(cell: Any) -> Iterator[tuple[str, Any]]:
 
 def read_flags(cell: Any) -> dict[str, Any]:
     """Return the flags that `add_flags` set on a cell, for compilers."""
-    # `get_flags` would create the attribute.
+    # `get_flags` is not called because it would create the attribute.
     flags: dict[str, Any] = read_attributes(cell).get("_func_graph_flags", {})
     return flags
 
 
 def read_attributes(owner: Any) -> dict[str, Any]:
-    """Return the own dictionary of a cell, a class or a module."""
+    """Return the attributes of a cell, a class or a module itself, without inherited ones."""
     attributes: dict[str, Any] = owner.__dict__
     return attributes
 
@@ -166,32 +172,32 @@ STATE_ATTRIBUTES = frozenset(
         "training",
     )
 )
-"""Public attributes of every cell, which control how it runs and are not arguments."""
+"""Public attributes that every cell has, which control how it runs and are not arguments."""
 PLAIN_TYPES: tuple[type, ...] = (bool, int, float, str, type(None), _mindspore.Type)
-"""Types of values that print the same in every run, including element types."""
+"""Types whose values print the same text in every run, including element types."""
 
 _RECOMPUTATION_CELL = "_recompute_cell"
 
 
 def is_optimizer(cell: object) -> bool:
-    """Return whether a cell is an optimizer, of either kind in MindSpore."""
+    """Return whether a cell is an optimizer of either of MindSpore's two kinds."""
     return isinstance(cell, _OPTIMIZER_CLASSES)
 
 
 def has_optimizers() -> bool:
     """Return whether this process has an optimizer."""
-    # By the type itself: `__class__` of a proxy may run code of the object behind it.
+    # The type is checked, because `__class__` of a proxy may run code of the object behind it.
     kinds: set[Any] = {type(each) for each in gc.get_objects()}
     return any(issubclass(kind, _OPTIMIZER_CLASSES) for kind in kinds)
 
 
 def is_training_step(cell: object) -> bool:
-    """Return whether a cell runs a whole step, as `nn.TrainOneStepCell` does."""
+    """Return whether a cell runs a whole training step, as `nn.TrainOneStepCell` does."""
     return isinstance(cell, _mindspore.nn.TrainOneStepCell)
 
 
 def is_built_in(cell: object) -> bool:
-    """Return whether a cell is one of MindSpore's layers or losses, and contains no others."""
+    """Return whether a cell is one of MindSpore's layers or losses and contains no other cells."""
     module = type(cell).__module__
     return module.startswith(_LAYER_MODULES) and not module.endswith(".container")
 
@@ -205,7 +211,8 @@ _LAYER_MODULES = ("mindspore.nn.layer.", "mindspore.nn.loss.", "mindspore.mint.n
 
 
 def find_recomputed_cell(region: Any) -> Any | None:
-    """Return the cell whose method a recomputed cell runs again; None if it runs a whole cell.
+    """Return the cell whose method a recomputed region runs again; None if it runs a whole cell
+    again.
 
     `cell.recompute()` runs the method; `mindspore.recompute(cell, ...)` calls the cell itself.
     """
@@ -217,38 +224,41 @@ def add_hook(tensor: Any, hook: Callable[[Any], Any]) -> int:
 
     RuntimeError for a tensor without gradients.
     """
-    # `Tensor`'s method: `Parameter.register_hook` makes MindSpore compile everything anew.
+    # The method of `Tensor` is called because `Parameter.register_hook` makes MindSpore compile
+    # everything anew.
     return int(Tensor.register_hook(tensor, hook).id)
 
 
 def remove_hook(number: int) -> None:
-    """Remove a hook."""
+    """Remove the hook with this number."""
     _hooks.Tensor_.remove_hook(number)
 
 
 def list_hooks(tensor: Any) -> list[Callable[[Any], Any]]:
-    """Return all hooks on a tensor, ours or not."""
+    """Return all hooks on a tensor, those of rankdump and of the job."""
     return list(tensor.hooks())
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedFunction:
-    """Function that `value_and_grad`, `grad`, `GradOperation` or `vmap` derived from another."""
+    """Function that `value_and_grad`, `grad`, `GradOperation` or `vmap` derived from another
+    function.
+    """
 
     kind: str
-    """One of `value_and_grad`, `grad` and `vmap`."""
+    """Kind of derivation: `value_and_grad`, `grad` or `vmap`."""
     program: Any
-    """Original function or cell of the script."""
+    """The original function or cell of the script."""
     weights: Any = None
-    """Parameters whose gradients it returns, or a single one; None if it returns none."""
+    """Parameter or parameters whose gradients the function returns; None if it returns none."""
     gradients_index: int | None = None
-    """Index of the gradients in its result; None if they are the whole result."""
+    """Index of the gradients in the result; None if they are the whole result."""
     after_inputs: bool = False
     """Whether the gradients of parameters come after those of inputs."""
 
 
 def find_derivation(function: Any) -> DerivedFunction | None:
-    """Return how MindSpore derived a function; None for a function that it did not derive."""
+    """Return how MindSpore derived a function; None if MindSpore did not derive it."""
     if not inspect.isfunction(function) or function.__module__ != _gradient.__name__:
         return None
     found = read_closure(function)
@@ -271,7 +281,7 @@ def read_closure(function: Any) -> dict[str, Any]:
     """Return a function's closure variables that have a value."""
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell has no value yet
+        with suppress(ValueError):  # an empty closure cell has no value yet
             found[name] = cell.cell_contents
     return found
 

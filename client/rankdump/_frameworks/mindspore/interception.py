@@ -1,15 +1,15 @@
-"""Interception of every function, method, primitive and cell while there is a listener, and the
-gradient hooks on tensors of the process.
+"""Interception of every call of a function, method, primitive or cell while there is a listener,
+and the gradient hooks on the tensors of the process.
 
-MindSpore has no mode that reports all calls, as torch has: attributes are replaced instead, and
-restored after the last listener was removed, and while a compiler reads the program. Calls through
-a name that was imported before (`from mindspore.ops import relu`) are not seen. Calls inside an
-API call, an optimizer or a compiled region are not the program's own.
+Unlike torch, MindSpore has no mode that reports all calls. So attributes are replaced, and restored
+when the last listener is removed and while a compiler reads the program. Calls through a name that
+was imported before (`from mindspore.ops import relu`) are not seen. Calls inside an API call, an
+optimizer or a compiled region are not calls of the program itself.
 
-A compiler of MindSpore reads the hooks of parameters, and of tensors in a call's arguments, as
-part of the program: it would compile them, and fail. So hooks are removed while it reads.
-`Parameter.register_hook` also makes MindSpore compile everything anew, so hooks are placed here
-without it.
+MindSpore's compilers read the hooks of parameters, and of tensors in a call's arguments, as part of
+the program: they would try to compile the hooks, and fail. So hooks are removed while a compiler
+reads. `Parameter.register_hook` also makes MindSpore compile everything anew, so hooks are added
+here without it.
 """
 
 from __future__ import annotations
@@ -52,35 +52,38 @@ KeywordArguments = Mapping[str, object]
 
 
 class MindSporeCallListener:
-    """Base of listeners to calls, on the calling thread; the methods here do nothing.
+    """Base class of listeners to calls; its methods do nothing. They are called on the calling
+    thread.
 
-    No method may raise.
+    No method of a listener may raise.
     """
 
     def call_begins(
         self, api: MindSporeApi, args: PositionalArguments, kwargs: KeywordArguments
     ) -> object:
-        """Receive an API call that is inside no other; the result is passed to `call_ends`."""
+        """Receive an API call that is not inside another one; the result is passed to
+        `call_ends`.
+        """
         return None
 
     def call_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Receive the result of a call; None if it raised."""
+        """Receive the result of an API call; None if the call raised."""
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Receive a call of a cell; `inside` means inside an API call."""
+        """Receive a call of a cell; `inside` says that it is inside an API call."""
         return None
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Receive the result of a cell's call; None if it raised."""
+        """Receive the result of a cell's call; None if the call raised."""
 
     def is_api_call(self, cell: Any) -> bool:
-        """Return whether a cell is an API itself, so that calls inside it do not count."""
+        """Return whether a cell counts as an API call, so that calls inside it do not count."""
         return False
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Receive the start of a recomputed region; the result is called at its end."""
+        """Receive the start of a recomputed region; the returned function is called at its end."""
         return bool
 
     def optimizer_begins(
@@ -94,9 +97,9 @@ class MindSporeCallListener:
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> object:
-        """Receive a call of compiled code that is inside no other call.
+        """Receive a call of compiled code that is not inside another call.
 
-        The result is passed to `cell_ends`. A compiled cell is reported to `cell_begins` first.
+        The result is passed to `cell_ends`. A compiled cell is reported to `cell_begins` before.
         """
         return None
 
@@ -104,7 +107,7 @@ class MindSporeCallListener:
 GradientHook: TypeAlias = "Callable[[Any], Any]"
 """Function that receives a gradient and returns it."""
 RemovedHooks: TypeAlias = "list[tuple[Any, GradientHook]]"
-"""Tensors, each with a removed hook."""
+"""Removed hooks, each with its tensor."""
 
 
 class GradientHookRegistry:
@@ -113,11 +116,11 @@ class GradientHookRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers: dict[GradientHook, int | None] = {}
-        # Parameters outlive every call; of other tensors none is kept alive.
+        # Parameters, which outlive every call, are kept alive here; no other tensor is.
         self._parameters: dict[GradientHook, Any] = {}
 
     def add(self, tensor: Any, hook: GradientHook) -> None:
-        """Add a hook for a tensor's gradient; each tensor needs a separate function.
+        """Add a hook for the gradient of a tensor; each tensor requires a separate function.
 
         RuntimeError for a tensor without gradients.
         """
@@ -135,21 +138,21 @@ class GradientHookRegistry:
                 remove_hook(number)
 
     def suspend(self, tensors: Iterable[Any]) -> RemovedHooks:
-        """Remove the hooks of all parameters and of these tensors until `restore`."""
+        """Remove the hooks of all parameters and of the given tensors until `restore`."""
         with self._lock:
             found = [(parameter, hook) for hook, parameter in self._parameters.items()]
             found += [(each, hook) for each in tensors for hook in list_hooks(each)]
             return [(tensor, hook) for tensor, hook in found if self._detach_hook(hook)]
 
     def restore(self, removed: RemovedHooks) -> None:
-        """Restore hooks, except those that `remove` removed meanwhile."""
+        """Restore the hooks, except those that were meanwhile removed by `remove`."""
         with self._lock:
             for tensor, hook in removed:
                 if hook in self._numbers:
                     self._numbers[hook] = add_hook(tensor, hook)
 
     def _detach_hook(self, hook: GradientHook) -> bool:
-        """Detach a hook; return False for a hook of the job's, or one already detached."""
+        """Detach a hook; return False if it belongs to the job or is already detached."""
         number = self._numbers.get(hook)
         if number is None:
             return False
@@ -159,17 +162,19 @@ class GradientHookRegistry:
 
 
 GRADIENT_HOOKS = GradientHookRegistry()
-"""Hooks of this process."""
+"""The gradient hooks of this process."""
 
 
 class AttributePatches:
-    """Replaced attributes of modules and classes, which can be restored."""
+    """Replacements of attributes of modules and classes; they can be undone."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[int, str], AttributePatch] = {}
 
     def plan(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
-        """Replace an attribute from the next `install` on; the first plan for it counts."""
+        """Note an attribute that every `install` from now on replaces; the first plan for an
+        attribute counts.
+        """
         self._planned.setdefault((id(owner), name), AttributePatch(owner, name, ours))
 
     def install(self) -> None:
@@ -178,7 +183,7 @@ class AttributePatches:
             planned.install()
 
     def remove(self) -> None:
-        """Restore the attributes, except those that other code has replaced meanwhile."""
+        """Restore all planned attributes, except those that other code has replaced meanwhile."""
         for planned in self._planned.values():
             planned.remove()
 
@@ -189,15 +194,19 @@ _logger = logging.getLogger(__name__)
 class _InterceptionState(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        """Number of open calls inside which calls are not the program's own."""
+        """Number of open calls whose inner calls are not calls of the program itself."""
         self.hooks: list[RemovedHooks] = []
-        """Hooks removed while a compiler reads, those of the latest compilation last."""
+        """Hooks that are removed while a compiler reads; those of the latest
+        compilation come last.
+        """
         self.captures: list[list[tuple[MindSporeCallListener, object]]] = []
-        """Listeners to functions that a compiler captures now, those of the innermost last."""
+        """Listeners to the functions that a compiler is capturing; those of the innermost function
+        come last.
+        """
 
 
 class CallInterception:
-    """Replaced attributes of this process, and their listeners."""
+    """Interception of the calls of this process, and its listeners."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -229,7 +238,7 @@ class CallInterception:
 
     @contextmanager
     def suppress_calls(self) -> Generator[None]:
-        """Ignore calls within the block, which are not the program's own."""
+        """Ignore the calls in the block, which rankdump itself makes."""
         self._thread.depth += 1
         try:
             yield
@@ -237,9 +246,10 @@ class CallInterception:
             self._thread.depth -= 1
 
     def pause(self, args: PositionalArguments, kwargs: KeywordArguments) -> None:
-        """Remove patches and hooks for a compiler that is going to read the program.
+        """Remove patches and hooks for a compiler that is about to read the program.
 
-        It reads the program's functions, the parameters, and the tensors of the call.
+        The compiler reads the program's functions, its parameters, and the tensors in the call's
+        arguments.
         """
         self._thread.hooks.append(_suspend_hooks(args, kwargs))
         with self._lock:
@@ -248,7 +258,7 @@ class CallInterception:
                 self._calls.remove()
 
     def resume(self) -> None:
-        """End a pause."""
+        """Restore what `pause` removed."""
         with self._lock:
             self._pauses -= 1
             if not self._pauses and self._calls is not None:
@@ -258,7 +268,7 @@ class CallInterception:
     def make_call(
         self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run an API call, and report it."""
+        """Run an API call, and report it to the listeners."""
         if self._thread.depth:
             return function(*args, **kwargs)
         with self.suppress_calls():
@@ -275,7 +285,7 @@ class CallInterception:
             return result
 
     def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
-        """Run the call of a cell, and report it."""
+        """Run the call of a cell, and report it to the listeners."""
         if is_optimizer(cell):
             return self._call_optimizer(function, cell, args, kwargs)
         inside = self._thread.depth > 0
@@ -302,7 +312,7 @@ class CallInterception:
         return result
 
     def run_compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run compiled code, and report the call as a whole."""
+        """Run compiled code, and report the call as a whole to the listeners."""
         executor, *given = args
         call = CompiledCall.from_function(executor.fn, executor.obj)
         if self._thread.depth or call.is_internal:
@@ -321,7 +331,9 @@ class CallInterception:
             return result
 
     def capture_begins(self, context: Any) -> None:
-        """Report a function that a compiler captures, and remove what it must not read."""
+        """Report a function that a compiler captures, and remove the patches and hooks that it must
+        not read.
+        """
         args, kwargs = read_captured_arguments()
         opened: list[tuple[MindSporeCallListener, object]] = []
         if not self._thread.depth:
@@ -333,7 +345,7 @@ class CallInterception:
         self.pause(args, kwargs)
 
     def capture_ends(self, context: Any, *, raised: bool) -> None:
-        """Restore what was removed, and report the function's result."""
+        """Restore the removed patches and hooks, and report the function's result."""
         if not self._thread.captures:  # the first listener was added while the function ran
             return
         self.resume()
@@ -343,7 +355,9 @@ class CallInterception:
     def run_region(
         self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool
     ) -> Any:
-        """Run a recomputed region; the region of a cell that is an API is part of its call."""
+        """Run a recomputed region; the region of a cell that counts as an API call is part of that
+        call.
+        """
         method_of = find_recomputed_cell(args[0])
         if method_of is not None and any(
             listener.is_api_call(method_of) for listener in self._listeners
@@ -387,7 +401,7 @@ def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> Remov
     try:
         tensors = [leaf.value for leaf in list_call_leaves(args, kwargs) if is_tensor(leaf.value)]
         return GRADIENT_HOOKS.suspend(tensors)
-    except Exception as error:  # the job continues, if necessary without our hooks
+    except Exception as error:  # the job continues, if necessary without hooks of rankdump
         _logger.debug("hooks could not be removed before a compilation", exc_info=error)
         return []
 
@@ -446,7 +460,9 @@ def _wrap_region(
 
 
 def make_compiler_patches(caller: CallInterception) -> AttributePatches:
-    """Return the patches that remove the others while the program is compiled."""
+    """Return the patches of compilers, which remove all other patches while the program is
+    compiled.
+    """
     found = AttributePatches()
     for owner, name in COMPILERS:
         found.plan(owner, name, _wrap_compiler(caller, getattr(owner, name)))
@@ -492,4 +508,6 @@ def _wrap_compiled(caller: CallInterception, function: Callable[..., Any]) -> Ca
 
 
 CALL_INTERCEPTION = CallInterception()
-"""Interception of this process: attributes of MindSpore exist once."""
+"""Interception of this process; there is only one, because the attributes of MindSpore
+exist once.
+"""

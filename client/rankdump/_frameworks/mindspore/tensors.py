@@ -1,8 +1,8 @@
-"""Source of a MindSpore tensor's elements, or the reason why they cannot be read, and the observer
-that passes tensors and events of one model to the recorder and counts failures.
+"""Source of the elements of a MindSpore tensor, or the reason why they cannot be read; and the
+observer that passes tensors and events of one model to the recorder and counts failures.
 
-Operators run asynchronously. A failed operator raises at each read of its result: the job still
-gets the error at its own read, whether or not rankdump read the result before.
+Operators run asynchronously. A failed operator raises at each read of its result, so the job still
+gets the error at its own read, whether or not rankdump has read the result before.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rankdump._frameworks.model_observer import ModelObserver
 OPERATOR_FAILED = "operator_failed"
 """Drop reason of a tensor that was never computed."""
 _OPERATOR_ERRORS = (RuntimeError, TypeError, ValueError)
-"""Errors of a failed operator."""
+"""Errors that reading the result of a failed operator raises."""
 
 
 class MindSporeTensor:
-    """Source that waits for a tensor's elements only when they are read.
+    """Source that waits for the elements of a tensor only when they are read.
 
-    For a small tensor that wait takes longer than all other work.
+    For a small tensor this wait takes longer than all other work.
     """
 
     def __init__(self, tensor: Any, kind: TensorType) -> None:
@@ -40,18 +40,18 @@ class MindSporeTensor:
         self.dtype = kind.dtype
         """Common name of the element type."""
         self.shape = kind.shape
-        """Extents, outermost first."""
+        """Extents of the dimensions, outermost first."""
         self.byte_count = math.prod(kind.shape) * ELEMENT_TYPES[kind.dtype].item_bytes
-        """Bytes of the elements, packed."""
+        """Bytes of the elements without gaps."""
         self.layout: TensorLayout | None = None
-        """MindSpore describes no layout of a tensor, but a script may declare one."""
+        """Layout that a script declared for the tensor; MindSpore itself describes none."""
 
     def copy_into(self, target: memoryview) -> None:
-        """Write the elements, C order, little endian."""
+        """Write the elements in C order, little endian, into `target`."""
         self._array.copy_into(target)
 
     def accelerator(self) -> None:
-        """Return None: MindSpore brings the elements into host memory itself."""
+        """Return None: MindSpore itself copies the elements into host memory."""
         return
 
     def elements(self) -> memoryview | None:
@@ -67,7 +67,7 @@ class MindSporeTensor:
         return
 
     def copy_elements(self) -> bytes:
-        """Return a copy of the elements, C order, little endian."""
+        """Return a copy of the elements in C order, little endian."""
         return self._array.copy_elements()
 
     def locate_elements(self) -> int | bytes:
@@ -100,8 +100,8 @@ class MindSporeTensor:
 
     @cached_property
     def _array(self) -> ArraySource:
-        # A view in host memory, a copy on a device. Of the types that numpy lacks, bfloat16 is
-        # MindSpore's own numpy type, and float8 is raw bytes.
+        # In host memory this is a view, on a device a copy. Of the types that numpy lacks, bfloat16
+        # is MindSpore's own numpy type, and float8 is raw bytes.
         array = self._tensor.asnumpy()
         return ArraySource(array.view(np.uint8) if array.dtype.kind == "V" else array, self.dtype)
 
@@ -112,9 +112,10 @@ def is_tensor(value: object) -> bool:
 
 
 def is_float_data(tensor: Any) -> bool:
-    """Return whether a tensor is of floating point with a shape and elements: no mask, no loss.
+    """Return whether a tensor has a floating-point type, dimensions and elements, so that it is
+    neither a mask nor a loss.
 
-    True for a failed operator's output, so that it is counted as lost.
+    The result is True for the output of a failed operator, so that it is counted as lost.
     """
     try:
         return bool(tensor.is_floating_point() and tensor.ndim and tensor.size)
@@ -123,7 +124,9 @@ def is_float_data(tensor: Any) -> bool:
 
 
 def read_tensor_type(tensor: Any) -> TensorType:
-    """Return element type and shape; empty ones for a failed operator's output."""
+    """Return element type and shape of a tensor; both are empty for the output of a failed
+    operator.
+    """
     try:
         return TensorType(read_dtype(tensor), tuple(tensor.shape))
     except _OPERATOR_ERRORS:
@@ -133,7 +136,7 @@ def read_tensor_type(tensor: Any) -> TensorType:
 def make_mindspore_source(tensor: Any) -> MindSporeTensor | str:
     """Return the tensor as a source, or the reason why its elements cannot be read."""
     if tensor.has_init:
-        # Reading would create the elements, which the job creates later.
+        # Reading the tensor would create its elements, which the job creates later.
         return "no_data"
     kind = read_tensor_type(tensor)
     if not kind.dtype:
@@ -148,7 +151,9 @@ class MindSporeObserver(ModelObserver):
     """Observer of one attached MindSpore model, which reports errors of its hooks."""
 
     def run_shielded(self, body: Callable[..., _ResultT], *args: Any) -> _ResultT | None:
-        """Run a hook's body; None after an error, which is reported. Interrupts pass through."""
+        """Run the body of a hook; return None after an error, which is reported. Interrupts pass
+        through.
+        """
         is_measured = HOOK_METER.is_on and HOOK_METER.begin()
         try:
             return body(*args)

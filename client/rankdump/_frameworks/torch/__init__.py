@@ -1,5 +1,5 @@
 """Adapter of torch: observes a model through public hooks. torch is imported in this package only;
-code that must work without torch may not import this package.
+code that must work without torch must not import this package.
 """
 
 from __future__ import annotations

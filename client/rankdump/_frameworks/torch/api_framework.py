@@ -1,12 +1,12 @@
-"""API dumps of torch (protocol `ApiFramework`): the hook of one attached model, composed of the
-parts that observe API calls, the saved state of a model, and the watch for calls of a model and
-steps of its optimizers.
+"""API dumps of torch (protocol `ApiFramework`): the hook of one attached model, which is composed
+of the parts that observe API calls; the saved state of a model; and the observer of the calls of a
+model and the steps of its optimizers.
 
-Calls within an optimizer's step are not the script's. With a closure the closure's calls are; then
-the frames show whose call it is.
+Calls within the step of an optimizer are not the script's. If the step has a closure, the closure's
+calls are the script's; then the frames of the stack show whose call it is.
 
-torch keeps no list of optimizers. An optimizer that shares a parameter with the model is the
-model's; if none does, as with an optimizer that holds copies of the weights, any optimizer counts.
+torch keeps no list of optimizers. An optimizer that shares a parameter with the model belongs to
+the model; if there is none, as when an optimizer has copies of the weights, any optimizer counts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OptimizerPause:
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # The optimizer itself is the first argument, a closure the next one.
+        # The first argument is the optimizer, a closure would be the next one.
         if not is_tracing() and len(args) < 2 and not kwargs:
             self._calls.pause()
 
@@ -88,8 +88,8 @@ class OptimizerPause:
 class TorchApiHook:
     """Hook of one attached model and all API calls of its process; counts from its construction on.
 
-    In iterations that are not armed it only counts. Another thread is observed from its first call
-    of one of the model's modules.
+    In iterations that are not armed it only counts. Any other thread is observed from its first
+    call of a module of the model on.
     """
 
     def __init__(
@@ -142,7 +142,8 @@ class TorchApiHook:
     def _refresh(self) -> None:
         try:
             self._install()
-            # Outside of the block that disables modes: it restores the modes that it found.
+            # This is outside of the block that disables function modes, because that block restores
+            # the modes that it found.
             self._calls.restart()
         except Exception as error:
             self._observer.report_failure(error)
@@ -157,7 +158,8 @@ class TorchApiHook:
         if self._installed is None or not self._installed.tree.has_same_modules(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)
-        # Read after installation: replaced calls of modules are part of the structure.
+        # The structure is read after the installation, because replaced calls of modules are part
+        # of it.
         self._structure = read_structure(self._model)
 
     def _uninstall(self) -> None:
@@ -167,14 +169,14 @@ class TorchApiHook:
 
 
 class TorchStepWatch(ApiStepWatch):
-    """Reports the steps of one torch model until it is removed."""
+    """Reports the calls and steps of one torch model to a listener until `remove`."""
 
     def __init__(self, model: Module, listener: StepListener) -> None:
         super().__init__(model, listener)
         self._known_optimizers: dict[int, tuple[ref[Optimizer], bool]] = {}
-        """Whether the steps of an optimizer count, by the optimizer's identity."""
+        """Optimizers by identity, each with whether its steps count."""
         self._has_own_optimizer = False
-        """Whether the model's own optimizer was seen."""
+        """Whether an optimizer that belongs to the model was seen."""
         self._outermost = TorchOutermostWatch(self._model_called)
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -186,13 +188,14 @@ class TorchStepWatch(ApiStepWatch):
         """Restore the model and torch."""
         self._outermost.remove()
         self._handle.remove()
-        # A later patch by others still calls ours, which must then report nothing.
+        # Other code that patched the same method later still calls ours, which must then report
+        # nothing.
         self._is_removed = True
         self._scaler_patch.remove()
 
     def _wrap_scaler_step(self) -> Callable[..., Any]:
-        """Return `GradScaler.step` with a report also of steps that it skips, because gradients
-        overflowed.
+        """Return a replacement of `GradScaler.step` that also reports steps that are skipped
+        because gradients overflowed.
         """
         before: Callable[..., Any] = torch.amp.GradScaler.step
 
@@ -206,7 +209,7 @@ class TorchStepWatch(ApiStepWatch):
         return step
 
     def _model_called(self, number: int) -> None:
-        if find_backward_step() is not None:  # a checkpoint is recomputed
+        if find_backward_step() is not None:  # activation checkpointing repeats the call
             return
         parameters = self._model.parameters()
         self._report_call(
@@ -229,7 +232,8 @@ class TorchStepWatch(ApiStepWatch):
     def _is_counted(self, optimizer: Optimizer) -> bool:
         """Return whether steps of an optimizer count; may search all objects of the process.
 
-        They count until the model's own optimizer is seen; from then on only that one's do.
+        The steps of any optimizer count until one that belongs to the model is seen; from then on
+        only its steps count.
         """
         own = {id(parameter) for parameter in self._model.parameters()}
         shares = _shares_parameter(optimizer, own)
@@ -252,7 +256,7 @@ def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptio
 
 
 def save_state(model: Module, folder: Path) -> None:
-    """Write `pt_net.pth`, the model's `state_dict`, over an earlier one."""
+    """Write the model's `state_dict` to `pt_net.pth`, over an earlier file."""
     path = folder / _STATE_FILE
     hidden = folder / f".{_STATE_FILE}.{os.getpid()}"
     try:

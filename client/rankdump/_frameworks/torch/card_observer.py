@@ -1,7 +1,7 @@
 """Part of the run card about one attached torch model, in iterations that are dumped: the causes of
 the step, a summary of the parameters, their digests before the step, states of generators, and
-torch's seeds and flags. All is taken where the model is called first, because a script may load
-weights and seed generators after it attached the model.
+torch's seeds and flags. All of it is read when the model is first called in a step, because a
+script may load weights and seed generators after it attached the model.
 """
 
 from __future__ import annotations
@@ -32,22 +32,26 @@ from rankdump._frameworks.torch.tensors import find_dtype_name, make_torch_sourc
 
 
 class TorchCardObserver:
-    """Reports one attached model to the run card."""
+    """Reports the facts of one attached model to the run card."""
 
     def __init__(
         self, card: CardRecorder, observer: ModelObserver, parameters: TorchParameterObserver
     ) -> None:
         self._card, self._observer, self._parameters = card, observer, parameters
-        # With a black box its hooks take the causes, in every step.
+        # If there is a black box, its hooks report the causes in every step.
         self.causes = None if card.has_black_box else StepCauseObserver(card)
-        """What takes batch, generator and learning rates; None where the black box does."""
+        """Observer of batch, generator and learning rates; None if the black box observes them."""
         self._iteration = -1
         self._is_called = self._has_digested = False
-        """Whether the model was called in this step, and parameters were digested in any."""
+        """Whether the model was called in this step, and whether parameters were digested in any
+        step.
+        """
         self._known_walks = 0
         self._placed: list[PlacedParameter] = []
         self._summary = ModelSummary("", 0, 0, "")
-        """Parameters by their logical names and layouts, and their summary, as of that walk."""
+        """Summary of the parameters with their logical names and layouts, as of the last walk
+        through the model.
+        """
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step."""
@@ -56,7 +60,7 @@ class TorchCardObserver:
             self.causes.begin_step(iteration)
 
     def observe_call(self, leaves: Sequence[CallLeaf]) -> None:
-        """Take what is known when the model is called."""
+        """Report the facts that are known when the model is called."""
         if not self._is_called:
             self._is_called = True
             self._card.use_settings(read_torch_settings())
@@ -70,7 +74,8 @@ class TorchCardObserver:
     def _add_parameters(self) -> None:
         is_first = not self._has_digested
         if self._parameters.walks != self._known_walks:
-            # To look at all parameters in each iteration takes longer than to digest those due.
+            # The result is kept, because looking at all parameters in each iteration would take
+            # longer than digesting those that are due.
             self._known_walks = self._parameters.walks
             parameters = list(self._parameters.iterate_placed())
             made = [each for each in parameters if not is_lazy(each.tensor)]
@@ -88,7 +93,7 @@ class TorchCardObserver:
                 digest = digest_head(source, layout)
                 if digest is not None:
                     found[name] = digest
-        # Not while a CUDA graph is captured, when none can be read.
+        # While a CUDA graph is captured, no parameter can be read, so the digests are taken later.
         self._has_digested = self._has_digested or bool(found)
         self._card.add_parameters(self._observer.graph, found)
 
@@ -107,9 +112,10 @@ def _describe(parameter: PlacedParameter) -> LogicalParameter:
 
 
 def read_device_generators() -> list[tuple[str, Tensor]]:
-    """Return the state of the generator of the current CUDA device, in host memory.
+    """Return the state of the random generator of the current CUDA device, in host memory.
 
-    Nothing is waited for. Empty where CUDA is not in use, and while a graph is captured.
+    This waits for nothing. The result is empty if CUDA is not in use, and while a graph is
+    captured.
     """
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return []
@@ -117,7 +123,7 @@ def read_device_generators() -> list[tuple[str, Tensor]]:
 
 
 def read_torch_settings() -> dict[str, str]:
-    """Return seeds and flags that decide whether torch's results can be repeated."""
+    """Return the seeds and flags that decide whether torch's results can be reproduced."""
     settings = {
         "torch.initial_seed": str(torch.initial_seed()),
         "torch.deterministic_algorithms": _find_determinism(),

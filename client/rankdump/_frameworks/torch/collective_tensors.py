@@ -1,12 +1,13 @@
-"""Operators of torch for collectives and messages, with the places of their arguments, and their
-tensors where the plan names them: inputs are recorded when a call begins, outputs when they are
-known to be complete and the script cannot have changed them yet.
+"""Operators of torch for collectives and messages, with the positions of their arguments, and the
+tensors of those calls that the plan names: inputs are recorded when a call begins, outputs when
+they are known to be complete and the script cannot have changed them yet.
 
-That is where control returns to the script from a wait: of a synchronous call, of `Work.wait`, of
-`wait_tensor`; at the end of a backward, after the reducer of DistributedDataParallel has waited for
-its buckets; and at the end of the iteration where nothing else refers to the output. The callback
-of a future is no such place: a script that waits for the future goes on at the same time. Nothing
-here waits, communicates, or changes a tensor.
+This is the case when control returns to the script from a wait: of a synchronous call, of
+`Work.wait`, of `wait_tensor`; at the end of a backward, after the reducer of
+DistributedDataParallel has waited for its buckets; and at the end of the iteration if nothing else
+refers to the output. It is not the case in the callback of a future, because a script that waits
+for the future goes on at the same time. Nothing in this module waits, communicates, or changes a
+tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 NOT_WAITED = "not_waited"
-"""Drop reason of an output for which the script did not wait in a way that is known here."""
+"""Drop reason of an output for which the script did not wait in any known way."""
 _READ_BY_ROOT = frozenset({EventKind.BROADCAST, EventKind.SCATTER})
 _WRITTEN_BY_ROOT = frozenset({EventKind.REDUCE, EventKind.GATHER})
 
@@ -52,10 +53,11 @@ def choose_operands(
     *,
     is_root: bool,
 ) -> CollectiveOperands:
-    """Return what a member really reads and writes: some operations do only one on most members.
+    """Return the tensors that a member really reads and writes: in some operations most members do
+    only one of both.
 
-    Other members of a broadcast pass memory that is only overwritten, and those of a reduction get
-    back what the backend left in it.
+    Members of a broadcast other than the root pass memory that is only overwritten, and members of
+    a reduction other than the root get back whatever the backend left in it.
     """
     if not is_root and kind in _READ_BY_ROOT:
         inputs = ()
@@ -69,7 +71,9 @@ class CollectiveTensorCall:
     """A call whose tensors are recorded, until its outputs are read or known to be lost."""
 
     observers: Sequence[tuple[TorchObserver, str]]
-    """Observers of the recorders that selected it, each with the call's name there."""
+    """Observers of the recorders that selected the call, each with the call's name in that
+    recorder.
+    """
     outputs: Sequence[Tensor]
     _open: list[None] = field(default_factory=lambda: [None])
 
@@ -79,7 +83,7 @@ class CollectiveTensorCall:
         return bool(self._open)
 
     def record_inputs(self, tensors: Sequence[Tensor]) -> None:
-        """Record the inputs; before the call, which may overwrite them."""
+        """Record the inputs; called before the operation, which may overwrite them."""
         leaves = [CallLeaf(slot, f"args.{slot}", each) for slot, each in enumerate(tensors)]
         for observer, name in self.observers:
             observer.record_tensors(extract_op_type(name), name, TensorSide.INPUT, leaves)
@@ -105,10 +109,11 @@ class CollectiveTensorCall:
             observer.end_call(name)
 
     def settle(self) -> None:
-        """Record outputs that nobody can change any more, such as those of a call in C++.
+        """Record the outputs if nothing can change them any more, such as those of a call in C++;
+        else count them as lost.
 
-        A work that still runs refers to its tensors. Those on an accelerator are lost, because no
-        stream may have waited for them.
+        A work that is still running refers to its tensors. Outputs on an accelerator are lost,
+        because no stream may have waited for them.
         """
         on_device = any(each.device.type != "cpu" for each in self.outputs)
         if not on_device and has_only_reference(self.outputs):
@@ -117,13 +122,13 @@ class CollectiveTensorCall:
             self.lose_outputs()
 
     def fail(self) -> None:
-        """End the call, which raised and so has no outputs."""
+        """End a call that raised and so has no outputs."""
         if self._close():
             for observer, name in self.observers:
                 observer.end_call(name, raised=True)
 
     def _close(self) -> bool:
-        """Return True for the first report of the end, from any thread."""
+        """Close the call; return True only the first time. May be called from any thread."""
         try:
             self._open.pop()
         except IndexError:
@@ -137,8 +142,8 @@ def begin_tensor_call(
 ) -> CollectiveTensorCall | None:
     """Record the inputs of a call for the recorders that selected it; None if none did.
 
-    `listeners` are recorders whose plan lists operators, with the number of their model and the
-    call's name.
+    `listeners` are the recorders whose plan lists operators, each with the number of its model and
+    the name of the call.
     """
     observers = [
         (TorchObserver(recorder, graph), name)
@@ -156,14 +161,16 @@ def begin_tensor_call(
 
 
 class OpenTensorCalls:
-    """Calls whose outputs are not complete yet, by what the script will wait for.
+    """Calls whose outputs are not complete yet, by the object that the script will wait for.
 
-    Tensors stay alive until then, at most until their iteration ends; works do not.
+    Tensors are kept alive until their call ends, at the latest at the end of the iteration; works
+    are not kept alive.
     """
 
     def __init__(self, report_failure: Callable[[Exception], None]) -> None:
         self._report_failure = report_failure
-        # No lock: the end of a work may come at any line of this thread.
+        # No lock is taken, because a work may be released, and its callback run, at any line of
+        # this thread.
         self._calls: dict[int, CollectiveTensorCall] = {}
         self._released: list[CollectiveTensorCall] = []
         """Calls whose works were released without a wait."""
@@ -177,7 +184,9 @@ class OpenTensorCalls:
             self.end(self._released.pop(), CollectiveTensorCall.settle)
 
     def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
-        """Let a call end with the wait for its work; a work that is released was not waited for."""
+        """Let a call end with the wait for its work; if the work is released before, the script did
+        not wait.
+        """
         self._by_work[id(work)] = call
         weakref.finalize(work, self._release_work, id(work)).atexit = False
 
@@ -186,25 +195,25 @@ class OpenTensorCalls:
         for memory in {find_memory(each) for each in call.outputs if each.numel()}:
             earlier = self._by_memory.get(memory)
             if earlier is not None and earlier is not call:
-                # Nobody waited for what is overwritten now.
+                # An earlier call whose memory is overwritten now was never waited for.
                 self.end(earlier, CollectiveTensorCall.lose_outputs)
             self._by_memory[memory] = call
 
     def end_wait(self, work: Any, *, raised: bool = False) -> None:
-        """End the call of a work that was waited for."""
+        """End the call whose work was waited for."""
         if self._by_work:
             self._end_waited(self._by_work.pop(id(work), None), raised=raised)
 
     def end_tensor_wait(self, tensor: Tensor, *, raised: bool = False) -> None:
-        """End the call of a tensor that was waited for."""
+        """End the call whose tensor was waited for."""
         if self._by_memory:
             self._end_waited(self._by_memory.get(find_memory(tensor)), raised=raised)
 
     def end_with_backward(self, call: CollectiveTensorCall, is_done: Callable[[], bool]) -> None:
-        """Let a call of C++ end with the backward that runs, if it is complete then.
+        """Let a call that C++ made end with the running backward, if it is complete then.
 
-        The reducer of DistributedDataParallel registers its wait after its last call, so the end
-        is registered again where the engine has come to the first registration.
+        The reducer of DistributedDataParallel registers its wait after its last call. So the end is
+        registered again when the engine reaches the first registration.
         """
         engine: Any = torch.autograd.Variable._execution_engine
 
@@ -243,7 +252,7 @@ class OpenTensorCalls:
             self._report_failure(error)
 
     def end_all(self) -> None:
-        """End all calls, because their iteration ends; outputs that may change are lost."""
+        """End all calls because their iteration ends; outputs that may still change are lost."""
         for call in list(self._calls.values()):
             self.end(call, CollectiveTensorCall.settle)
         self._by_work.clear()
@@ -260,27 +269,29 @@ class OpenTensorCalls:
 
 
 def find_memory(tensor: Tensor) -> int:
-    """Return the address of the memory of a tensor, by which a later use of it is recognised."""
+    """Return the address of a tensor's memory, by which a later use of the memory is recognised."""
     return tensor.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveOperator:
-    """Kind and arguments of an operator, by their places, as in torch 2.13."""
+    """Kind of an operator, and positions of its arguments, as in torch 2.13."""
 
     kind: EventKind
     group: int
-    """Place of the process group."""
+    """Position of the process group."""
     sized: int | None = None
-    """Place of the tensors whose element count is reported: it is equal on all members."""
+    """Position of the tensors whose element count is reported; it is equal on all members."""
     peer: int | None = None
-    """Place of the rank in the group at the other end of a message."""
+    """Position of the other end of a message, as a rank within the group."""
     inputs: int | None = None
-    """Place of the tensors that it reads."""
+    """Position of the tensors that the operator reads."""
     outputs: int | None = None
-    """Place of the tensors that it writes; that of the inputs if it works in place."""
+    """Position of the tensors that the operator writes; equal to `inputs` if it works in place."""
     root: int | None = None
-    """Place of the rank in the group that alone reads, or alone gets a result."""
+    """Position of the root, the only member that reads, or that gets a result, as a rank within the
+    group.
+    """
 
 
 def _in_place(kind: EventKind, root: int | None = None) -> CollectiveOperator:
@@ -293,7 +304,7 @@ def _between(kind: EventKind, sized: int | None, root: int | None = None) -> Col
 
 _GATHER = _between(EventKind.ALL_GATHER, 1)
 _REDUCE_SCATTER = _between(EventKind.REDUCE_SCATTER, 1)
-# Members may exchange parts of different sizes, so there is no common count.
+# The members may exchange parts of different sizes, so there is no common element count.
 _ALL_TO_ALL = _between(EventKind.ALL_TO_ALL, None)
 _BARRIER = CollectiveOperator(EventKind.BARRIER, 1)
 COLLECTIVE_OPERATORS = {

@@ -1,13 +1,13 @@
-"""Collectives and messages of this process: each call of torch's operators becomes an event, which
-ends with its work, and a model subscribes to them.
+"""Collectives and messages of this process: each call of torch's operators becomes an event that
+ends with its work; models subscribe to these events.
 
 Every collective and message of a process group passes through these operators: those called from
 Python, those of functional collectives and DTensors, those of compiled regions, and those that C++
-starts itself, such as the gradient buckets of DistributedDataParallel. Arguments, results and
-errors are passed through unchanged. The future of a work reports its end. A work without a future
-(messages, with gloo) ends when it is waited for, or at the latest when the script releases it; it
-is never kept alive. A script has the work from a method of its process group, and these methods are
-patched to see it; works of C++ end with their futures, or with the wait for their tensor.
+starts, such as the gradient buckets of DistributedDataParallel. Arguments, results and errors are
+passed through unchanged. The future of a work reports its end. A work without a future (messages,
+with gloo) ends when it is waited for, or at the latest when the script releases it; it is never
+kept alive. A script gets a work from a method of its process group, and these methods are patched
+to see the work; works of C++ end with their futures, or with the wait for their tensor.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ from rankdump._frameworks.torch.internals import disable_function_modes, skip_co
 from rankdump._frameworks.torch.module_hooks import run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
 
-# Work, process group and dispatcher are of C++; stubs, where there are any, are partial.
+# Work, process group and dispatcher are C++ classes; their stubs, if there are any, are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
 
 
 def hide_frame(error: BaseException) -> None:
-    """Remove the calling function, which caught the error first, from the error's traceback.
+    """Remove the calling function, which caught the error first, from the traceback of the error.
 
-    The caller raises it again with a bare `raise`, which since Python 3.11 does not add it again.
+    The caller raises the error again with a bare `raise`, which since Python 3.11 does not add the
+    function again.
     """
     traceback = error.__traceback__
     if traceback is not None:
@@ -78,10 +79,10 @@ class WorkWatcher:
     def __init__(self) -> None:
         self._pending: dict[int, PendingCollective] = {}
         self._by_memory: dict[int, PendingCollective] = {}
-        """Works of C++ without a future, by the memory of their tensor."""
+        """Works of C++ that have no future, by the memory of their tensor."""
         self._patch: AttributePatch | None = None
         self.open_tensors = OpenTensorCalls(collective_recorder.report_failure)
-        """Selected tensors of works that were not waited for yet."""
+        """Selected tensors of works that have not been waited for yet."""
 
     def install(self) -> None:
         """Replace the method."""
@@ -103,7 +104,7 @@ class WorkWatcher:
         self._patch.install()
 
     def remove(self) -> None:
-        """Restore the method; works still running end when they are released."""
+        """Restore the method; works that are still running end when they are released."""
         if self._patch is not None:
             self._patch.remove()
             self._patch = None
@@ -118,11 +119,13 @@ class WorkWatcher:
         if not isinstance(work, dist.Work):
             collective_recorder.end(pending)
         elif not pending.begun:
-            # No recorder has the event: only its number matters, known perhaps only at the end.
+            # If no recorder keeps the event, only its number matters, which may be known only at
+            # the end.
             if pending.sequence is None:
                 self._add_pending(work, pending)
         elif self._finish_by_future(work, pending):
-            # A wait may return before the callbacks of the future have run.
+            # The work is watched too, because a wait may return before the callbacks of the future
+            # have run.
             if pending.is_open:
                 self._pending[id(work)] = pending
         else:
@@ -131,9 +134,10 @@ class WorkWatcher:
     def watch_native_work(
         self, work: Any, pending: PendingCollective, tensors: Sequence[Tensor]
     ) -> None:
-        """Finish the event of a work that only C++ has.
+        """Finish the event of a work that only C++ holds.
 
-        On an accelerator it ends when it is queued, and a message when its tensor is waited for.
+        On an accelerator the event ends when the operation is queued; that of a message ends when
+        its tensor is waited for.
         """
         if pending.tensors is not None:
             self._watch_native_tensors(work, pending, pending.tensors)
@@ -160,9 +164,9 @@ class WorkWatcher:
             return
         try:
             sender = _find_sender(work, pending)
-        except Exception:  # a wait that failed: the sender is unknown
+        except Exception:  # the wait failed, so the sender is unknown
             sender = None
-        # On an accelerator the host has only queued the wait.
+        # On an accelerator a wait only queues the wait of a stream, so the outcome is unknown.
         on_device = pending.request.on_device
         outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
         collective_recorder.end(pending, sender, outcome)
@@ -181,7 +185,8 @@ class WorkWatcher:
                 self.open_tensors.add_work(work, tensors)
             elif pending.request.kind.is_collective or not pending.request.on_device:
                 self.open_tensors.end(tensors, CollectiveTensorCall.record_outputs)
-            # Else a message of a batch, which is only queued when the batch ends.
+            # Otherwise it is a message of a batch on an accelerator, which is only queued when the
+            # batch ends.
         except Exception as error:
             collective_recorder.report_failure(error)
 
@@ -191,7 +196,7 @@ class WorkWatcher:
         try:
             self.open_tensors.add_memory(tensors)
             if pending.request.scope:
-                # On an accelerator the reducer has let the stream wait by then.
+                # On an accelerator the reducer has made the stream wait by then.
                 is_queued = pending.request.on_device
                 is_done = (lambda: True) if is_queued else work.get_future().done
                 self.open_tensors.end_with_backward(tensors, is_done)
@@ -239,25 +244,25 @@ def _find_sender(work: Any, pending: PendingCollective) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class OperatorCall:
-    """An operator that is being executed, from its begin to its end."""
+    """The execution of an operator, from its begin to its end."""
 
     group: dist.ProcessGroup | None = None
     pending: PendingCollective | None = None
-    """None after an error of ours."""
+    """The event of the operator; None after an internal error of rankdump."""
     tensors: Sequence[Tensor] = ()
 
 
 class CallState(threading.local):
-    """What a thread is doing now."""
+    """State of a thread: the operators that it is executing."""
 
     depth = 0
-    """Number of operators around this one: a backend may be made of other groups."""
+    """Number of operators that enclose the present one: a backend may consist of other groups."""
     events: list[PendingCollective] | None = None
     """Events whose works a patched method is about to return; None outside of such a method."""
 
 
 class ProcessGroupObserver:
-    """Makes events of the calls of operators; what kernels call never raises."""
+    """Makes an event of each call of an operator; methods that kernels call never raise."""
 
     def __init__(self, work_watcher: WorkWatcher, unseen: UnseenCollectiveCounter) -> None:
         self._work_watcher = work_watcher
@@ -268,9 +273,10 @@ class ProcessGroupObserver:
     def begin_operator(
         self, operator: CollectiveOperator, arguments: Sequence[Any], caller: FrameType | None
     ) -> OperatorCall | None:
-        """Begin the event of an operator that is about to be executed; None inside another one.
+        """Begin the event of an operator that is about to be executed; return None inside another
+        operator.
 
-        `caller` is the Python frame that runs now; None in a thread of C++.
+        `caller` is the innermost Python frame; None in a thread of C++.
         """
         self.calls.depth += 1
         if self.calls.depth > 1:
@@ -287,7 +293,9 @@ class ProcessGroupObserver:
     def end_operator(
         self, begun: OperatorCall | None, result: object, *, raised: bool = False
     ) -> None:
-        """Let the work of an operator that has returned end its event; or one that has raised."""
+        """Let the event of an operator that has returned end with its work; end it now if the
+        operator raised.
+        """
         self.calls.depth -= 1
         if begun is None or begun.group is None:
             return
@@ -304,7 +312,7 @@ class ProcessGroupObserver:
             collective_recorder.end(begun.pending)
 
     def end_tensor_wait(self, tensor: Tensor, *, raised: bool = False) -> None:
-        """End the message that a functional collective's tensor stood for."""
+        """End the message whose result is the tensor of a functional collective."""
         try:
             self._work_watcher.end_tensor_wait(tensor, raised=raised)
         except Exception as error:
@@ -314,7 +322,8 @@ class ProcessGroupObserver:
         if self.calls.events is not None:
             self.calls.events.append(pending)
             return
-        # An operator returns its work alone or last, and a monitored barrier nothing.
+        # An operator returns its work alone or as the last value; a monitored barrier returns
+        # nothing.
         last = result[-1] if isinstance(result, (tuple, list)) else result
         if last is None:
             collective_recorder.end(pending)
@@ -364,7 +373,8 @@ class ProcessGroupObserver:
         peer = ANY_SOURCE
         if operator.peer is not None:
             peer = members.ranks[int(arguments[operator.peer])]
-        # A method of the process group is Python's; other calls may be those of a reducer.
+        # Calls of a method of a process group come from Python; other calls may be those of a
+        # reducer.
         is_native = operator.kind is EventKind.ALL_REDUCE and self.calls.events is None
         return CollectiveRequest(
             kind=operator.kind,
@@ -391,10 +401,10 @@ def _read_operands(
 
 
 class CollectiveOperatorPatch:
-    """Kernels of ours for the operators of collectives, registered while somebody listens.
+    """Kernels of rankdump for the operators of collectives, registered while there is a listener.
 
     A kernel is registered for the dispatch key BackendSelect, the last one before the kernel of the
-    backend. It reports the call and passes it on with unchanged arguments; tracing, fake tensors
+    backend. It reports the call and passes it on with unchanged arguments. Tracing, fake tensors
     and functionalization come before it, so it receives only calls that are executed. Removing the
     registration restores torch.
     """
@@ -404,7 +414,9 @@ class CollectiveOperatorPatch:
         self._lock = threading.Lock()
         self._libraries: list[torch.library.Library] = []
         self._running: list[None] = []
-        """An element for each call that is inside a kernel: appending and removing are atomic."""
+        """One element for each call that is inside a kernel; a list, because appending and removing
+        are atomic.
+        """
         self._listening = False
 
     def install(self) -> None:
@@ -430,8 +442,8 @@ class CollectiveOperatorPatch:
     def remove(self) -> None:
         """Stop reporting, and remove the kernels.
 
-        A kernel must not be destroyed while another thread is inside it: then all stay, pass calls
-        on, and are removed by the next call of this method.
+        A kernel must not be destroyed while another thread is inside it: then all kernels stay,
+        pass calls on, and are removed by the next call of this method.
         """
         with self._lock:
             self._listening = False
@@ -512,12 +524,13 @@ WORK_METHODS = (
     "recv",
     "recv_anysource",
 )
-"""Methods of a process group that return a work; each version of torch has some of them, newer
-versions under two names."""
+"""Methods of a process group that return a work; each version of torch has only some of them, and
+newer versions have some under two names.
+"""
 
 
 class ProcessGroupPatch:
-    """Observation of this process's groups, in place while there is a listener."""
+    """Patch of the process groups of this process, in place while there is a listener."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -561,17 +574,18 @@ class ProcessGroupPatch:
         return bool(self._patches)
 
     def end_iteration(self) -> None:
-        """Report the collectives of this iteration that were not seen, and count tensors for which
-        nobody waited.
+        """Report the collectives of the iteration that were not seen, and count as lost the tensors
+        that nobody waited for.
         """
-        # First, so that a failure of the report does not leave them for the next iteration.
+        # This comes first, so that a failure of the report does not leave these calls for the next
+        # iteration.
         self._work_watcher.open_tensors.end_all()
         for (group, reason), count in self._unseen.take().items():
             collective_recorder.report_unseen(group, reason, count)
 
     def _restore(self) -> None:
         self._operators.remove()
-        # Code that replaced ours keeps calling it: without kernels it does nothing.
+        # Code that replaced our method still calls it; without kernels the method does nothing.
         for patch in self._patches:
             patch.remove()
         self._patches.clear()
@@ -605,11 +619,13 @@ class ProcessGroupPatch:
 
 
 process_group_patch = ProcessGroupPatch()
-"""Observation of this process."""
+"""The patch of this process."""
 
 
 class CollectiveSubscription:
-    """Subscription of one model, also while not armed: all ranks must count alike."""
+    """Subscription of one model. It lasts while the model is not armed, because all ranks must
+    count alike.
+    """
 
     def __init__(self, observer: TorchObserver, *, wanted: bool = True) -> None:
         self._observer = observer
@@ -618,7 +634,7 @@ class CollectiveSubscription:
             run_shielded(self._subscribe, observer.report_failure)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Observe torch.distributed if it has come into use, and number names from 0."""
+        """Observe torch.distributed if the script has begun to use it, and number names from 0."""
         if self._is_subscribed:
             collective_recorder.begin_iteration(self._observer.recorder, iteration)
             if not process_group_patch.is_installed:

@@ -1,10 +1,10 @@
 """Collectives and messages of a process: their groups, numbers, begins, ends and timeouts, the
-buckets of DistributedDataParallel that they reduce, and those that were executed and not seen.
-There is one recorder for the whole process, because process groups belong to the process; how calls
-are intercepted is not its concern.
+buckets of DistributedDataParallel that they reduce, and collectives that were executed but not
+seen. There is one recorder for the whole process, because process groups belong to the process;
+interception of the calls is in `collectives`.
 
-Times are the host's: on an accelerator a collective ends for the host when it is queued and waited
-for. A timeout that the backend does not reveal is unknown.
+Times are those of the host: on an accelerator, a collective ends for the host when it is queued or
+waited for. A timeout that the backend does not reveal is unknown.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ _OPERATION_TITLES = {
 
 
 CounterKey: TypeAlias = "tuple[object, ...]"
-"""Name of a group; for names of collectives also kind, for messages sender and receiver."""
+"""Key of a counter: the name of a group; for names of collectives also the kind, for messages
+sender and receiver.
+"""
 
 
 class CollectiveCounter:
     """Numbers collectives per group, and messages per group, sender and receiver, from 0.
 
-    A name has the number among calls of its kind. Calls of another kind that only some iterations
-    have, such as the broadcasts of the order of buckets, do not shift it.
-
-    Counting goes on in iterations that are not armed: all members must agree on the numbers.
+    The number in a name counts only calls of the same kind, so that calls of another kind that only
+    some iterations have, such as broadcasts of the order of buckets, do not shift it. Counting goes
+    on in iterations that are not armed, because all members must agree on the numbers.
     """
 
     def __init__(self) -> None:
@@ -68,9 +69,11 @@ class CollectiveCounter:
         self._reached: dict[CounterKey, int] = {}
 
     def next_number(self, *key: object) -> int:
-        """Return the next number of a key; takes no lock, which a fork might find held."""
+        """Return the next number of a key; takes no lock, because another thread may hold it during
+        a fork.
+        """
         number = next(self._counts.setdefault(key, itertools.count()))
-        # Of two threads that count at once, the first may come here last: then the names of an
+        # If two threads count at once, the first one may come here last; then the names of an
         # iteration that begins now are one too high.
         self._reached[key] = number + 1
         return number
@@ -82,7 +85,7 @@ class CollectiveCounter:
 
 @dataclass(frozen=True, slots=True)
 class IterationStart:
-    """The running iteration of a recorder, and what had been counted when it began."""
+    """The running iteration of a recorder, and the counts at its begin."""
 
     iteration: int = -1
     counts: Mapping[CounterKey, int] = field(default_factory=dict[CounterKey, int])
@@ -99,19 +102,21 @@ class CollectiveRequest:
     kind: EventKind
     group: ProcessGroup
     rank: int
-    """This process's global rank."""
+    """Global rank of this process."""
     element_count: int = 0
     dtype: str = ""
     peer: int = ANY_SOURCE
-    """Global rank at the other end of a message, if known."""
+    """Global rank at the other end of a message; ANY_SOURCE if unknown."""
     scope: str = ""
-    """Part of the name between group and operation."""
+    """Text in the name between group and operation."""
     on_device: bool = False
-    """Its tensors are on an accelerator, whose works do not report their end to the host."""
+    """Whether the tensors are on an accelerator, whose works do not report their end to
+    the host.
+    """
     timeout: GroupTimeout | None = None
-    """Timeout of the group, if known."""
+    """Timeout of the group; None if unknown."""
     source: str = ""
-    """`file:line` of the script that makes the call, if known."""
+    """`file:line` of the script that makes the call; empty if unknown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,11 +125,11 @@ class PendingCollective:
 
     request: CollectiveRequest
     sequence: int | None
-    """None until the sender is known, for a message from any rank."""
+    """Number of the request; None for a message from any rank until the sender is known."""
     begun: list[tuple[Recorder, StartedEvent, IterationStart]]
     sequences: CollectiveCounter
     tensors: CollectiveTensorCall | None = None
-    """Its tensors, if the plan selects them."""
+    """The tensors of the call, if the plan selects them."""
     _open: list[None] = field(default_factory=lambda: [None])
 
     @property
@@ -135,9 +140,9 @@ class PendingCollective:
     def record_end(
         self, peer: int | None = None, outcome: CallOutcome = CallOutcome.UNKNOWN
     ) -> None:
-        """Record the end; `peer` is the sender if it was unknown until then.
+        """Record the end of the request; `peer` is the sender if it was not known before.
 
-        A call that has failed is not complete on any member.
+        A call that failed is not complete on any member.
         """
         try:
             self._open.pop()
@@ -158,7 +163,7 @@ class PendingCollective:
 
 
 _NamedCall: TypeAlias = "tuple[Recorder, int, str, IterationStart]"
-"""Recorder, number of its model, the call's name there, and its iteration."""
+"""Recorder, number of its model, name of the call in this recorder, and its running iteration."""
 _NO_ITERATION = IterationStart()
 
 
@@ -169,21 +174,25 @@ class CollectiveRecorder:
         self._sequences = CollectiveCounter()
         self._listeners: list[tuple[Recorder, int]] = []
         self._iterations: dict[int, IterationStart] = {}
-        """By identity of the recorder."""
+        """Running iterations by identity of the recorder."""
         self.is_hidden = False
-        """Whether calls are left out of the order and of all counts: a step is repeated."""
+        """Whether calls are left out of the execution order and of all counts, because a step is
+        repeated.
+        """
         self._latest: dict[str, tuple[int, EventKind, ProcessGroup, int]] = {}
-        """By group: when its last collective was called, its kind, and how many were before."""
+        """For each group: time and kind of its last collective, the group, and the number of its
+        earlier collectives.
+        """
 
     def begin_iteration(self, recorder: Recorder, iteration: int) -> None:
-        """Number names of collectives from 0 again, if the recorder begins another iteration."""
+        """Number names of collectives from 0 again, if a new iteration of the recorder begins."""
         known = self._iterations.get(id(recorder))
         if known is None or known.iteration != iteration:
             counts = self._sequences.copy_counts()
             self._iterations[id(recorder)] = IterationStart(iteration, counts)
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
-        """Add a recorder; one that several models share receives each event once."""
+        """Add a recorder; a recorder that several models share receives each event once."""
         self._listeners = [*self._listeners, (recorder, graph)]
 
     def remove_listener(self, recorder: Recorder, graph: int) -> None:
@@ -206,15 +215,18 @@ class CollectiveRecorder:
         return any(recorder.armed for recorder, _ in self._listeners)
 
     def count_collective(self, group: ProcessGroup, kind: EventKind) -> tuple[int, int]:
-        """Count a collective; return its number in its group, and among those of its kind there."""
+        """Count a collective; return its number in its group, and its number among those of its
+        kind in the group.
+        """
         number = self._sequences.next_number(group.name)
         self._latest[group.name] = time.time_ns() // 1000, kind, group, number
         return number, self._sequences.next_number(group.name, int(kind))
 
     def list_calls(self, *, members: bool) -> tuple[GroupCalls, ...]:
-        """Return how far this rank has come in each group, the one used last first; on any thread.
+        """Return the progress of this rank in each group, the most recently used group first; may
+        be called from any thread.
 
-        With their members only on request: there may be thousands.
+        Members of groups are included only on request, because there may be thousands.
         """
         latest = sorted(self._latest.copy().values(), key=lambda each: each[0], reverse=True)
         return tuple(
@@ -228,7 +240,7 @@ class CollectiveRecorder:
     def begin(
         self, request: CollectiveRequest, read_operands: Callable[[], CollectiveOperands]
     ) -> PendingCollective:
-        """Number a request, record its inputs where they are selected, and start its events.
+        """Number a request, record its inputs if they are selected, and start its events.
 
         `read_operands` is called only if a plan may select the call.
         """
@@ -252,7 +264,7 @@ class CollectiveRecorder:
         peer: int | None = None,
         outcome: CallOutcome = CallOutcome.UNKNOWN,
     ) -> None:
-        """Record the end or failure of a request that was begun; never raises."""
+        """Record the end or the failure of a request that was begun; never raises."""
         try:
             if pending is not None:
                 pending.record_end(peer, outcome)
@@ -265,7 +277,7 @@ class CollectiveRecorder:
             recorder.warn_once(message)
 
     def report_unseen(self, group: str, reason: UnseenReason, count: int) -> None:
-        """Report collectives that were executed and not seen, once to every armed recorder."""
+        """Report collectives that were executed but not seen, once to each armed recorder."""
         for recorder in {id(each): each for each, _ in self._listeners}.values():
             if recorder.armed:
                 recorder.report_unseen_collectives(group, reason, count)
@@ -275,7 +287,9 @@ class CollectiveRecorder:
         self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
 
     def _name_call(self, request: CollectiveRequest, number: int | None) -> list[_NamedCall]:
-        """Return each armed recorder once, with the number of its model and the call's name."""
+        """Return each armed recorder once, with the number of its model and the name of
+        the call.
+        """
         named: dict[int, _NamedCall] = {}
         key = _find_name_key(request, request.peer)
         for recorder, graph in self._listeners:
@@ -325,7 +339,7 @@ def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
 
 
 def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
-    """Return the total element count of the tensors, and the element type of the first."""
+    """Return the number of elements of all tensors, and the element type of the first tensor."""
     found = list(tensors)
     return sum(tensor.numel() for tensor in found), find_dtype_name(found[0]) if found else ""
 
@@ -333,8 +347,8 @@ def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
 def format_collective_name(request: CollectiveRequest, peer: int, number: int | None) -> str:
     """Return the name of a collective or message, unique within its iteration.
 
-    `number` is the one within the iteration, so the same call has one name in every iteration. A
-    message with an unknown sender has no number, and shares its name with others.
+    `number` is counted within the iteration, so the same call has the same name in every iteration.
+    A message with an unknown sender has no number, and shares its name with others.
     """
     title = _OPERATION_TITLES[request.kind]
     if number is None:
@@ -356,16 +370,18 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
 
 
 def _find_name_key(request: CollectiveRequest, peer: int) -> CounterKey:
-    """Return the key of the number in a name: kind, or sender and receiver of a message."""
+    """Return the counter key for the number in a name: with the kind, or with sender and receiver
+    of a message.
+    """
     if request.kind.is_collective:
-        # The hash of an enumeration's member is a Python call.
+        # `int` is used because the hash of an enumeration's member is a Python call.
         return (request.group.name, int(request.kind))
     ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
     return (request.group.name, *ends)
 
 
 def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:
-    """Return the tensors of an argument: itself, a list, or a list of lists."""
+    """Return the tensors of an argument, which is a tensor, a list, or a list of lists."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)) and depth:
@@ -375,7 +391,9 @@ def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:
 
 
 collective_recorder = CollectiveRecorder()
-"""Recorder of this process: groups and patched methods exist once."""
+"""The recorder of this process; there is only one, because groups and patched methods
+exist once.
+"""
 
 
 # The process group is a C++ class whose stubs are partial.
@@ -387,7 +405,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _known_timeouts: weakref.WeakKeyDictionary[Any, dict[str, GroupTimeout | None]] = (
     weakref.WeakKeyDictionary()
 )
-"""By group, because a name may be reused, and by device type; empty for the group's default."""
+"""Known timeouts by group object, because a name may be reused, and by device type; the empty type
+is the group's default.
+"""
 
 
 def read_group_timeout(
@@ -422,7 +442,7 @@ def _read_backend_timeout(group: Any, device: torch.device) -> GroupTimeout | No
 
 
 _ENGINE_MODULES = ("torch.autograd", "torch.autograd.graph")
-"""Modules of the Python functions that run autograd's engine."""
+"""Modules with the Python functions that run autograd's engine."""
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -430,17 +450,19 @@ class BucketCounter:
     """Counts the buckets that a backward reduces in each process group.
 
     The reducer of DistributedDataParallel, with or without a built-in communication hook, calls the
-    operator of the all-reduce itself, from C++, so nothing is registered with it and the traceback
-    of a failing reduction has no frame of ours. It reduces the buckets of a backward in the order
-    of their numbers.
+    operator of the all-reduce itself, from C++. So nothing is registered with the reducer, and the
+    traceback of a failing reduction has no frame of rankdump. It reduces the buckets of a backward
+    in the order of their numbers.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}
-        """By group: the number of the backward, and of its buckets so far."""
+        """For each group: the number of the backward, and the number of buckets that it has reduced
+        so far.
+        """
 
     def make_scope(self, group: str, caller: FrameType | None, dtype: str) -> str:
-        """Return the part of an all-reduce's name that tells its bucket; empty if it has none.
+        """Return the part of an all-reduce's name that identifies its bucket; empty if it has none.
 
         `caller` is the innermost Python frame; None in a thread of the engine.
         """
@@ -448,7 +470,8 @@ class BucketCounter:
         if task is None:
             return ""
         if dtype == "int32":
-            # The map of the parameters that the ranks used; gradients have no integers.
+            # An all-reduce of integers has the map of the parameters that the ranks used; gradients
+            # have no integers.
             return "used-parameters/"
         before, count = self._counts.get(group, (task, 0))
         number = count if before == task else 0
@@ -457,7 +480,9 @@ class BucketCounter:
 
 
 def find_backward(caller: FrameType | None) -> int | None:
-    """Return the number of the backward whose engine called an operator without Python between."""
+    """Return the number of the backward whose engine called an operator without Python code
+    between.
+    """
     if caller is not None and caller.f_globals.get("__name__") not in _ENGINE_MODULES:
         return None
     find_task = getattr(_C, "_current_graph_task_id", None)
@@ -469,28 +494,28 @@ _COUNTED_BACKENDS = frozenset({"gloo"})
 
 
 class UnseenCollectiveCounter:
-    """Collectives that were executed and not seen, by group and reason, until they are taken.
+    """Collectives that were executed but not seen, by group and reason, until they are taken.
 
-    Process groups count the collectives of their backends; what they counted between our calls was
-    called past torch's operators. Only gloo is compared, whose count rises by the collectives of
-    the calling thread alone. Replays of a CUDA graph and groups written in Python have no such
-    count; they are named as such.
+    Process groups count the collectives of their backends: what a group counted between our calls
+    was called without torch's operators. Only gloo is compared, whose count rises by collectives of
+    the calling thread alone. Replays of a CUDA graph, and groups written in Python, have no such
+    count, so they are reported as such.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """What each group had counted after our last look; -1 when it cannot be compared."""
+        """Count of each group at the last comparison; -1 if it cannot be compared."""
         self._found: Counter[tuple[str, UnseenReason]] = Counter()
 
     def restart(self) -> None:
-        """Forget everything: collectives of a time without a listener are nobody's loss."""
+        """Forget all counts: collectives while there was no listener are not reported."""
         self._known.clear()
         self._found.clear()
         for group in list_groups():
             self._known[group] = _read_count(group)
 
     def compare(self, group: dist.ProcessGroup) -> None:
-        """Count what a group executed since the last look."""
+        """Count what a group has executed since the last comparison."""
         before = self._known.get(group)
         if before == -1:
             return
@@ -499,7 +524,7 @@ class UnseenCollectiveCounter:
             self._found[str(group.group_name), UnseenReason.BACKEND_CALL] += count - before
 
     def skip(self, group: dist.ProcessGroup) -> None:
-        """Take what a group has counted by now as seen."""
+        """Treat everything that a group has counted by now as seen."""
         if self._known.get(group) != -1:
             self._known[group] = _read_count(group)
 
@@ -508,7 +533,7 @@ class UnseenCollectiveCounter:
         self._found[group, reason] += 1
 
     def take(self) -> dict[tuple[str, UnseenReason], int]:
-        """Return and forget what was found, after a look at all groups."""
+        """Compare all groups; return and forget all counts."""
         for group in list_groups():
             self.compare(group)
             if is_python_group(group):
@@ -518,13 +543,13 @@ class UnseenCollectiveCounter:
 
 
 def list_groups() -> list[dist.ProcessGroup]:
-    """Return the process groups of this process, except those without members here."""
+    """Return the process groups of which this process is a member."""
     world: Any = getattr(dist.distributed_c10d, "_world", None)
     return list(getattr(world, "pg_map", ()))
 
 
 def is_python_group(group: dist.ProcessGroup) -> bool:
-    """Return whether a class in Python replaces collectives of the group."""
+    """Return whether a Python class implements collectives of the group."""
     classes = type(group).__mro__
     return any("allreduce" in vars(each) for each in classes[: classes.index(dist.ProcessGroup)])
 

@@ -1,17 +1,17 @@
-"""Observation of the operators inside compiled regions of an attached model: operators of torch
-hand tensors from inside a region to the observer of its model, where they become calls and
-gradients like those of modules outside. Imported only where a script asks for it, because that
-loads torch's compiler.
+"""Observation of the operators inside compiled regions of an attached model: custom operators of
+torch pass tensors from inside a region to the observer of the model, where they become calls and
+gradients like those of modules outside. This module is imported only if a script asks for it,
+because it loads torch's compiler.
 
 While Dynamo traces the hooks of a module, `rankdump::observe` enters the graph before and after the
-module's own operators. It returns nothing of its inputs, only a number, so no tensor is copied or
-aliased and no result depends on it; torch keeps its place because it is registered as an operator
-with an effect (`torch.library`, effect tokens). Its number, the ticket, names the call that it
-observed. A hook on each tensor that needs a gradient hands the gradient over with that ticket in
-the compiled backward, so gradients belong to the right one of several forward calls.
+module's own operators. It returns only a number and nothing of its inputs, so no tensor is copied
+or aliased and no result depends on it. torch does not move it, because it is registered as an
+operator with an effect (`torch.library`, effect tokens). The number, called ticket, identifies the
+call that was observed. A hook on each tensor that needs a gradient passes the gradient on with this
+ticket in the compiled backward, so gradients belong to the right one of several forward calls.
 
-The graph is the same in every iteration, so nothing is compiled again and results do not depend on
-which iterations are dumped. Outside of armed iterations the operator reads one flag.
+The graph is the same in every iteration, so nothing is compiled again, and results do not depend on
+which iterations are dumped. Outside of armed iterations the operator only reads a flag.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ from rankdump._frameworks.torch.tensors import UNREADABLE_TENSOR, TorchObserver
 # pyright: reportUnknownArgumentType=false
 
 _READABLE, _WATCHED, _UNREADABLE = "r", "g", "u"
-"""States of a traced leaf: read, read together with its gradient, and of a class of its own."""
+"""States of a traced leaf: read; read together with its gradient; and unreadable, because it is of
+a class of its own.
+"""
 
 
 class TracedLeaf(NamedTuple):
-    """One tensor of a traced call; its name in the graph's text."""
+    """One tensor of a traced call, as the text in the graph describes it."""
 
     slot: int
     argument: str
@@ -62,20 +64,22 @@ class TracedSide:
     path: str
     side: TensorSide
     has_grad: bool
-    """Whether gradients were on when the call was traced; compiled code runs without them."""
+    """Whether gradients were enabled when the call was traced; they are disabled while compiled
+    code runs.
+    """
     leaves: tuple[TracedLeaf, ...]
 
 
 compiled_call_receivers: dict[int, CompiledRegionObserver] = {}
-"""Observers of this process by the number of their model; the last one added counts."""
+"""Observers of this process by the number of their model; the last observer for a number counts."""
 ticket_numbers = itertools.count(1)
-"""Tickets of this process; none is used twice."""
+"""Source of tickets of this process; no ticket is used twice."""
 
 
 def format_side(
     graph: int, path: str, side: str, has_grad: bool, leaves: Sequence[TracedLeaf]
 ) -> str:
-    """Return the text by which the graph names one side of a module call."""
+    """Return the text that identifies one side of a module call in the graph."""
     lines = [f"{graph} {side} {'grad' if has_grad else 'plain'} {path}"]
     for slot, argument, state in leaves:
         lines.append(f"{slot} {state} {argument}")
@@ -84,7 +88,7 @@ def format_side(
 
 @lru_cache(maxsize=1 << 14)
 def parse_side(text: str) -> TracedSide:
-    """Read what `format_side` wrote."""
+    """Parse a text that `format_side` made."""
     head, *lines = text.split("\n")
     graph, side, grad, path = head.split(" ", 3)
     leaves: list[TracedLeaf] = []
@@ -95,12 +99,12 @@ def parse_side(text: str) -> TracedSide:
 
 
 def list_watched(traced: TracedSide) -> tuple[int, ...]:
-    """Return the slots whose gradients the compiled backward hands over."""
+    """Return the slots whose gradients the compiled backward passes on."""
     return tuple(leaf.slot for leaf in traced.leaves if leaf.state == _WATCHED)
 
 
 def pair_leaves(traced: TracedSide, tensors: Sequence[Tensor]) -> list[CallLeaf]:
-    """Return the tensors as leaves of the call; unreadable ones are `UNREADABLE_TENSOR`."""
+    """Return the tensors as leaves of the call; unreadable tensors become `UNREADABLE_TENSOR`."""
     given = iter(tensors)
     return [
         CallLeaf(
@@ -113,7 +117,7 @@ def pair_leaves(traced: TracedSide, tensors: Sequence[Tensor]) -> list[CallLeaf]
 
 
 class CompiledRegionObserver:
-    """Receives what the compiled regions of one model observe."""
+    """Receives the tensors that the compiled regions of one model observe."""
 
     def __init__(
         self,
@@ -142,28 +146,34 @@ class CompiledRegionObserver:
         self._operators = {o.scope.path: o for o in tree.operators if not o.boundary}
 
     def make_tracer(self, operator: ModuleOperator) -> ModuleCallTracer | None:
-        """Return what observes a module inside compiled regions; None for a boundary."""
+        """Return the tracer of a module inside compiled regions; None for a boundary of
+        a region.
+        """
         if operator.boundary:
             return None
         return ModuleCallTracer(self._observer.graph, operator.scope.path)
 
     def restart(self) -> None:
-        """Forget the calls of the last iteration: gradients that still arrive are not recorded."""
+        """Forget the calls of the last iteration; gradients of these calls that still arrive are
+        not recorded.
+        """
         with self._lock:
             self._tickets.clear()
 
     def detach(self) -> None:
-        """Receive nothing any more; compiled code runs on."""
+        """Receive nothing from now on; compiled code keeps running."""
         if compiled_call_receivers.get(self._observer.graph) is self:
             del compiled_call_receivers[self._observer.graph]
         self.restart()
 
     def receive_side(self, traced: TracedSide, tensors: Sequence[Tensor]) -> int:
-        """Record one side of a call; return the ticket of its gradients, 0 for none."""
+        """Record one side of a call; return the ticket of its gradients, or 0 if none
+        are expected.
+        """
         return run_shielded(self._record_side, self._observer.report_failure, traced, tensors) or 0
 
     def receive_gradient(self, ticket: int, leaf: CallLeaf) -> bool:
-        """Record a gradient; return whether the ticket is one of this model."""
+        """Record a gradient; return whether the ticket belongs to this model."""
         with self._lock:
             known = self._tickets.get(ticket)
         if known is None:
@@ -173,7 +183,9 @@ class CompiledRegionObserver:
         return True
 
     def report_scope(self, path: str, scope: str) -> None:
-        """Report that a module is not observed, because torch allows no operator there."""
+        """Warn that a module is not observed, because torch allows no operator with an effect in
+        that scope.
+        """
         if scope in self._unseen_scopes:
             return
         self._unseen_scopes.add(scope)
@@ -183,7 +195,7 @@ class CompiledRegionObserver:
         )
 
     def check_regions(self, tree: ModuleTree) -> None:
-        """Warn of regions that were compiled before the model was attached."""
+        """Warn about regions that were compiled before the model was attached."""
         for region in tree.operators:
             path = f"{region.scope.path}/"
             inside = [o for o in tree.operators if o.scope.path.startswith(path)]
@@ -218,7 +230,8 @@ class CompiledRegionObserver:
     ) -> int:
         """Return a new ticket for the gradients of one side; 0 if none are wanted.
 
-        A region that is recomputed gets new tickets, and its backward hands over only these.
+        A region that is recomputed gets new tickets, and its backward passes on gradients with only
+        these.
         """
         watched = list_watched(traced)
         side, name = traced.side, call.names.gradient
@@ -238,19 +251,19 @@ class CompiledRegionObserver:
         return ticket
 
 
-# Below: functions that Dynamo traces. They use plain loops and types that it knows, and change
-# nothing outside, because it would guard on that and compile again.
+# Section: functions that Dynamo traces. They use plain loops and types that Dynamo knows, and
+# change nothing outside, because Dynamo would guard on that and compile again.
 
 
 class ModuleCallTracer:
-    """Puts the observation of one module's calls into the graph that is being traced."""
+    """Inserts the observation of one module's calls into the graph that is being traced."""
 
     def __init__(self, graph: int, path: str) -> None:
         self._graph = graph
         self._path = path
 
     def trace_arguments(self, args: Sequence[object], kwargs: Mapping[str, object] | None) -> None:
-        """Observe what the module is called with."""
+        """Observe the arguments of the module's call."""
         found: list[tuple[str, object]] = []
         for index, value in enumerate(args):
             _collect_traced(value, f"args.{index}", found, 0)
@@ -260,7 +273,7 @@ class ModuleCallTracer:
         self._insert("input", found)
 
     def trace_result(self, result: object) -> None:
-        """Observe what the module returns."""
+        """Observe the result of the module's call."""
         found: list[tuple[str, object]] = []
         _collect_traced(result, "out", found, 0)
         self._insert("output", found)
@@ -288,7 +301,7 @@ class ModuleCallTracer:
 
 
 def _choose_state(value: Tensor, has_grad: bool) -> str:
-    # torch has no rule how our operators treat tensors of other classes, such as DTensors.
+    # torch has no rule for how custom operators treat tensors of other classes, such as DTensors.
     if type(value) is not Tensor and type(value) is not Parameter:
         return _UNREADABLE
     if has_grad and value.requires_grad and not isinstance(value, Parameter):
@@ -319,14 +332,14 @@ def _collect_traced(
         found.append((argument, value))
 
 
-# Below: functions that run while Dynamo traces, outside of the graph.
+# Section: functions that run while Dynamo traces, outside of the graph.
 
 
 @torch.compiler.assume_constant_result
 def _may_insert(graph: int, path: str) -> bool:
     try:
         scope = find_untraceable_scope()
-    except Exception as error:  # an error here would end the compilation, and with it the training
+    except Exception as error:  # an error here would end the compilation, and the training with it
         scope = f"code that cannot be examined ({type(error).__name__}: {error})"
     if not scope:
         return True
@@ -338,7 +351,9 @@ def _may_insert(graph: int, path: str) -> bool:
 
 @torch.compiler.allow_in_graph
 def _watch_gradient(tensor: Tensor, ticket: Tensor, slot: int, argument: str) -> None:
-    """Hook a tensor; AOTAutograd traces the hook into the backward, other backends call it."""
+    """Add a gradient hook to a tensor; AOTAutograd traces the hook into the backward, other
+    backends call it.
+    """
 
     def hand_over(gradient: Tensor) -> None:
         torch.ops.rankdump.observe_gradient(gradient, ticket, slot, argument)
@@ -346,14 +361,14 @@ def _watch_gradient(tensor: Tensor, ticket: Tensor, slot: int, argument: str) ->
     tensor.register_hook(hand_over)
 
 
-# Below: the operators, as compiled code runs them. They must not raise.
+# Section: the operators as compiled code runs them. They must not raise.
 
 
 _NO_TICKET = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def _list_armed() -> list[CompiledRegionObserver]:
-    # A copy: another thread may attach a model.
+    # The values are copied, because another thread may attach a model.
     return [receiver for receiver in tuple(compiled_call_receivers.values()) if receiver.armed]
 
 
@@ -385,7 +400,7 @@ def _observe_gradient_fake(gradient: Tensor, ticket: Tensor, slot: int, argument
 
 
 def _define(library: Any, schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    # Recording is no work of a CUDA graph, and it reads any layout.
+    # An operator that records cannot be part of a CUDA graph, and it reads tensors of any layout.
     tags = (torch.Tag.cudagraph_unsafe, torch.Tag.flexible_layout)
     library.define(schema, tags=tags)
     name = f"rankdump::{schema.partition('(')[0]}"

@@ -1,25 +1,26 @@
 """Tensors that data parallelism computes with between its collectives: parameters as a forward
-reads them, after FSDP has gathered them, and gradients of DistributedDataParallel and both kinds of
-FSDP before they are reduced. Recorded only when a script asks for it, because each tensor is as
-large as the whole parameter; costs nothing in iterations that are not armed. Nothing here
-communicates.
+reads them, after FSDP has gathered them; and gradients of DistributedDataParallel and both kinds of
+FSDP before they are reduced. They are recorded only if a script asks for it, because each tensor is
+as large as the whole parameter; in iterations that are not armed this costs nothing. Nothing in
+this module communicates.
 
-The tensors are inputs of the parameter and of its gradient, whose outputs are the value after the
-step and the reduced gradient.
+The tensors are recorded as inputs of the parameter and of its gradient, whose outputs are the value
+after the step and the reduced gradient.
 
 FSDP calls methods of its groups of parameters (FSDP2) and of its handles of flat parameters (FSDP1)
-by name; in armed iterations some are replaced on each object (torch.distributed.fsdp:
-_fully_shard.FSDPParamGroup and _flat_param.FlatParamHandle, torch 2.4 to 2.13).
+by name. In armed iterations some of these methods are replaced on each object
+(torch.distributed.fsdp: _fully_shard.FSDPParamGroup and _flat_param.FlatParamHandle, torch 2.4 to
+2.13).
 
 Gradients of DistributedDataParallel and FSDP1 are read in a hook that autograd runs when it has
-added a gradient to the parameter, and before torch's own hook copies it into a bucket or reduces it
-(torch.Tensor.register_post_accumulate_grad_hook): the gradient, and what earlier backwards without
-reduction accumulated. Both wrappers write into that memory later.
+added a gradient to the parameter, before torch's own hook copies the gradient into a bucket or
+reduces it (torch.Tensor.register_post_accumulate_grad_hook). They include what earlier backwards
+without reduction accumulated. Both wrappers write into that memory later.
 
-A static graph of DistributedDataParallel may add to a parameter several times in one backward, with
-reentrant checkpointing, and reduces only the last sum. Which one that is shows only later, so the
-sum is copied each time, and the last copy is recorded when the next forward begins, or the
-iteration ends.
+With reentrant checkpointing, a static graph of DistributedDataParallel may add to a parameter
+several times in one backward, and reduces only the last sum. Which sum is the last one becomes
+known only later. So the sum is copied each time, and the last copy is recorded when the next
+forward begins or the iteration ends.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _FLAT_GATHERING = "post_unshard"
 
 
 class StageRecorder:
-    """Records the tensors of parameters of attached models, by the identity of the parameter."""
+    """Records tensors that belong to parameters of attached models; parameters are recognised by
+    identity.
+    """
 
     def __init__(
         self, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
@@ -69,12 +72,12 @@ class StageRecorder:
         self._names: dict[int, tuple[int, str]] = {}
         self._counts: dict[tuple[int, str], Iterator[int]] = {}
         self.warn_once = recorder.warn_once
-        """Logs a warning the first time."""
+        """Logs a warning, but only the first time."""
         self.report_failure = TorchObserver(recorder, 0).report_failure
         """Reports that a hook could not do its work."""
 
     def restart(self) -> None:
-        """Forget what was recorded, because an iteration begins."""
+        """Forget which tensors were recorded, because an iteration begins."""
         self._counts.clear()
 
     def read_names(self) -> None:
@@ -90,7 +93,7 @@ class StageRecorder:
         self._names = {}
 
     def record_gathered(self, parameter: Tensor, tensor: Tensor) -> None:
-        """Record a parameter as the forward reads it, the first time in an iteration."""
+        """Record a parameter as the forward reads it, only the first time in an iteration."""
         place = self._names.get(id(parameter))
         if place is not None and self._count(place) == 0:
             self._record(*place, 0, "unsharded", tensor)
@@ -105,7 +108,7 @@ class StageRecorder:
     def record_unreduced(self, parameter: Tensor, gradient: Tensor) -> None:
         """Record a gradient that is about to be reduced.
 
-        Its slot is the number of the reduction in the iteration.
+        The slot is the number of the reduction in the iteration.
         """
         if self.is_gradient_wanted(parameter):
             graph, name = self._names[id(parameter)]
@@ -114,7 +117,7 @@ class StageRecorder:
 
     def _count(self, place: tuple[int, str]) -> int:
         """Return how often a tensor was recorded before in this iteration, and count it."""
-        # Both steps are atomic: gradients arrive in a thread of each device.
+        # `setdefault` and `next` are each atomic: gradients arrive in one thread for each device.
         return next(self._counts.setdefault(place, itertools.count()))
 
     def _record(self, graph: int, name: str, slot: int, argument: str, tensor: Tensor) -> None:
@@ -127,7 +130,7 @@ class StageRecorder:
 
 
 class FsdpStagePatch:
-    """Methods that are replaced while an armed iteration runs."""
+    """Methods of FSDP that are replaced during an armed iteration."""
 
     def __init__(self, recorder: StageRecorder) -> None:
         self._recorder = recorder
@@ -179,7 +182,7 @@ class FsdpStagePatch:
 
     def _record_gradients(self, group: Any) -> None:
         if not group.reduce_grads:
-            return  # another backward adds to them
+            return  # another backward still adds to these gradients
         for each in group.fsdp_params:
             gradient = _read_gradient(each)
             if gradient is not None:
@@ -193,7 +196,7 @@ class FsdpStagePatch:
 def iterate_flat_parts(handle: Any, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each parameter that an optimizer of FSDP1 has, with its part of the whole flat tensor.
 
-    That is the flat parameter itself, or each original one with `use_orig_params`.
+    The parameter is the flat parameter itself, or with `use_orig_params` each original one.
     """
     originals: Any = handle.flat_param._params
     if originals is None:
@@ -204,24 +207,26 @@ def iterate_flat_parts(handle: Any, flat: Tensor) -> Iterator[tuple[Tensor, Tens
 
 
 def _read_gradient(parameter: Any) -> Tensor | None:
-    """Return what is about to be reduced: the gradient, and what earlier backwards accumulated."""
+    """Return the gradient that is about to be reduced, including what earlier backwards
+    accumulated.
+    """
     gathered = getattr(parameter, "_unsharded_param", None)
     gradient = None if gathered is None else gathered.grad
     accumulated = getattr(parameter, "unsharded_accumulated_grad", None)
     if accumulated is None or gradient is None:
         return gradient if accumulated is None else accumulated
-    with torch.no_grad():  # DTensors add their shards only where dispatch reaches them
+    with torch.no_grad():  # DTensors add their shards only through torch's dispatcher
         return accumulated + gradient
 
 
 class UnreducedGradientObserver:
-    """Hooks on parameters that are in place while an armed iteration runs."""
+    """Hooks on parameters that are in place during an armed iteration."""
 
     def __init__(self, recorder: StageRecorder) -> None:
         self._recorder = recorder
         self._handles: list[RemovableHandle] = []
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
-        """Of static graphs, by identity: the parameter, and a copy of its gradient."""
+        """Parameters of static graphs by identity, each with a copy of its gradient."""
 
     def install(self, model: Module) -> int:
         """Place the hooks; return how many wrappers the model has."""
@@ -244,7 +249,7 @@ class UnreducedGradientObserver:
             handle.remove()
 
     def record_held(self) -> None:
-        """Record the gradients of static graphs that the backwards so far have left."""
+        """Record the last copies of gradients of static graphs."""
         held, self._held = self._held, {}
         for parameter, gradient in held.values():
             self._recorder.record_unreduced(parameter, gradient)
@@ -296,7 +301,7 @@ class UnreducedGradientObserver:
 
 
 def _iterate_reduced(module: Any) -> Iterator[Tensor]:
-    """Yield the parameters that a DistributedDataParallel reduces."""
+    """Yield the parameters whose gradients a DistributedDataParallel reduces."""
     ignored = module.parameters_to_ignore
     for name, parameter in module.module.named_parameters():
         if parameter.requires_grad and name not in ignored:
@@ -306,16 +311,16 @@ def _iterate_reduced(module: Any) -> Iterator[Tensor]:
 def _is_reducing(module: Any) -> bool:
     """Return whether the backward of the last forward reduces gradients.
 
-    What counts is whether `no_sync` was there in the forward, which then sets this attribute.
+    This depends on whether `no_sync` was active during the forward, which then sets this attribute.
     """
     return bool(module.require_forward_param_sync)
 
 
 def _is_flat_reducing(module: Any, flat: Any) -> bool:
-    """Return whether FSDP1 is about to reduce the gradient, in its own hook.
+    """Return whether FSDP1 is about to reduce the gradient in its own hook.
 
-    That hook is on the node that adds gradients of the first forward. With mixed precision each
-    forward has a node of its own, and those of later ones, which run earlier, only add.
+    FSDP1's hook is on the node that adds the gradients of the first forward. With mixed precision
+    each forward has its own node; nodes of later forwards run earlier and only add.
     """
     state = getattr(flat, "_post_backward_hook_state", None)
     node = find_running_node()
@@ -340,14 +345,14 @@ class DataParallelHook:
         self._iteration = -1
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Observe an armed iteration, and no other."""
+        """Install the hooks if the iteration is armed."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._recorder.restart()
         run_shielded(self._install if armed else self._restore, self._recorder.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Record what only the end of the iteration shows; all else was recorded before."""
+        """Record the gradients that are final only at the end of the iteration."""
         if not armed:
             return
         run_shielded(self._gradients.record_held, self._recorder.report_failure)

@@ -1,15 +1,15 @@
 """Tensors of an accelerator: copies of CUDA tensors into pinned host memory, statistics that are
 computed on the device, and pulses for the black box.
 
-A CUDA tensor is first copied on the device, in the order of the job's own stream and at the
-speed of device memory. Later writes by the job do not affect the copy, and the job's stream never
-waits for the slow transfer to the host, which has its own stream. While more than a limit of such
-copies is in flight, the job's own stream makes the whole copy instead. Source: PyTorch, CUDA
+A CUDA tensor is first copied on the device, in the order of the job's own stream and at the speed
+of device memory. Later writes by the job do not affect the copy, and the job's stream never waits
+for the slow transfer to the host, which has its own stream. If the copies that wait for their
+transfer exceed a limit, the job's own stream makes the whole copy instead. Source: PyTorch, CUDA
 semantics, streams and pinned memory.
 
-Statistics accept tensors of any device, so that results of the host can be compared with those
-of an accelerator. Nothing waits for the accelerator before `read`, which reads many tensors back
-at once. Numbers of pulses are copied to pinned memory while the next step runs.
+Statistics accept tensors on any device, so that results of the host can be compared with those of
+an accelerator. Nothing waits for the accelerator before `read`, which reads many tensors back at
+once. Numbers of pulses are copied to pinned memory while the next step runs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump.errors import ProtocolError
 
 MAX_IN_FLIGHT_BYTES = 256 << 20
-"""Bytes of copies on all devices that wait for their transfer to the host."""
-# cudaHostRegisterPortable: pinned for every device of the process.
+"""Maximum bytes of copies on all devices that wait for their transfer to the host."""
+# This is cudaHostRegisterPortable: the memory is pinned for every device of the process.
 _REGISTER_PORTABLE = 1
 
 
 class CudaEvent(Protocol):
-    """A mark in a stream."""
+    """Event in a CUDA stream."""
 
     def query(self) -> bool:
         """Return whether all earlier work is done; raise if the device failed."""
@@ -49,7 +49,7 @@ class CudaEvent(Protocol):
 
 
 class TorchCudaRuntime:
-    """CUDA as torch offers it."""
+    """The functions of CUDA that are used, as torch offers them."""
 
     def __init__(self) -> None:
         self._side_streams: dict[int, Any] = {}
@@ -63,18 +63,20 @@ class TorchCudaRuntime:
         _load_cudart().cudaHostUnregister(address)
 
     def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
-        """Begin to copy in the order of the job's stream; return what marks the end."""
+        """Begin a copy in the order of the job's stream; return the event at its end."""
         target.copy_(tensor, non_blocking=True)
         return self._record_event(torch.cuda.current_stream(tensor.device))
 
     def copy_aside(self, tensor: Tensor, target: Tensor) -> CudaEvent:
-        """Begin to copy the tensor as it is now, beside the job's stream."""
+        """Begin a copy of the tensor as it is now, in a stream beside the job's; return the event
+        at its end.
+        """
         now = tensor.clone(memory_format=torch.contiguous_format)
         side = self._get_side_stream(tensor.device)
         side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(side):
             target.copy_(now, non_blocking=True)
-        # The allocator may reuse the memory only when the side stream has finished with it.
+        # The allocator must not reuse the memory before the side stream has finished with it.
         now.record_stream(side)
         return self._record_event(side)
 
@@ -91,7 +93,7 @@ class TorchCudaRuntime:
 
 
 class CudaCopier:
-    """Starts the copies of one process and counts their bytes in flight."""
+    """Starts the copies of one process, and counts the bytes of unfinished ones."""
 
     def __init__(self, runtime: TorchCudaRuntime, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self._runtime, self._max_bytes = runtime, max_bytes
@@ -99,14 +101,16 @@ class CudaCopier:
         self._in_flight_bytes = 0
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Pin host memory; return the function that unpins it, None when it cannot be pinned."""
+        """Pin host memory; return a function that unpins it, or None if the memory cannot be
+        pinned.
+        """
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if not self._runtime.register(address, memory.nbytes):
             return None
         return lambda: self._runtime.unregister(address)
 
     def begin(self, tensor: Tensor, target: memoryview) -> CudaTransfer:
-        """Begin to write the tensor's elements as they are now."""
+        """Begin to copy the tensor's elements as they are now."""
         size = target.nbytes
         with self._lock:
             aside = self._in_flight_bytes + size <= self._max_bytes
@@ -155,11 +159,15 @@ class CudaTensor:
         self._tensor, self._copier = tensor, copier
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Pin host memory for asynchronous copies; return its release, None if pinning failed."""
+        """Pin host memory for asynchronous copies; return a function that unpins it, or None if
+        pinning failed.
+        """
         return self._copier.pin(memory)
 
     def copy_into(self, target: memoryview) -> CudaTransfer:
-        """Begin to write the elements, C order, little endian, into a part of pinned memory."""
+        """Begin to copy the elements, in C order and little endian, into a part of
+        pinned memory.
+        """
         return self._copier.begin(self._tensor, target)
 
 
@@ -185,7 +193,9 @@ NULL_STATISTIC = "null"
 """Value of a statistic that cannot be computed (MindSpore 2.3 Dump guide, statistic.csv)."""
 
 _BLOCK_ELEMENTS = 1 << 24
-"""Integers converted at a time for their norm, to bound the memory on the accelerator."""
+"""Number of integers that are converted at a time for their norm, to limit the memory used on the
+accelerator.
+"""
 _COMPARABLE_DTYPES = {
     "uint16": torch.int32,
     "uint32": torch.int64,
@@ -195,14 +205,14 @@ _COMPARABLE_DTYPES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStatistics:
-    """Statistics of one tensor, still on its device."""
+    """Statistics of one tensor that are still on its device."""
 
     row: Tensor
     """One number for each item that is not null."""
     kinds: tuple[StatisticKind, ...]
-    """Rule that turns each item's number into text."""
+    """Rules that format the number of each item as text."""
     stream: Any
-    """Stream that computes the row; None on a device without streams."""
+    """Stream that computes the row; None if the device has no streams."""
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         """Return the texts of `others`, with one copy to the host per device."""
@@ -223,7 +233,7 @@ class DeviceStatistics:
 def start_statistics(
     tensor: Tensor, items: Sequence[str], precision: StatisticPrecision
 ) -> DeviceStatistics:
-    """Start computing the items of a tensor that has elements.
+    """Start computing the statistics of a tensor that has elements.
 
     `high` computes mean and norm in float32 at least, `low` in the tensor's own type, both in
     float64 for integers. Maximum and minimum keep the tensor's type.
@@ -237,7 +247,8 @@ def start_statistics(
             try:
                 found = computations[item]()
             except (KeyError, NotImplementedError):
-                # It is not available, or the device has no such function for that type.
+                # The item is not available, or the device has no such function for the element
+                # type.
                 kinds.append(NULL_STATISTIC)
                 continue
             kinds.append("truth" if found.dtype is torch.bool else "number")
@@ -247,7 +258,9 @@ def start_statistics(
 
 
 def convert_to_comparable(tensor: Tensor) -> Tensor:
-    """Return the elements in a type that torch can order; of complex ones, both parts."""
+    """Return the elements in a type that torch can compare; for complex elements, both of their
+    parts.
+    """
     tensor = tensor.detach()
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
@@ -262,12 +275,14 @@ def convert_to_comparable(tensor: Tensor) -> Tensor:
 def _list_computations(
     tensor: Tensor, precision: StatisticPrecision
 ) -> dict[str, Callable[[], Tensor]]:
-    """Return what computes each item of a tensor as a scalar; a complex one has no items."""
+    """Return for each item a function that computes it as a scalar; a complex tensor
+    has no items.
+    """
     if tensor.is_complex():
         return {}
     elements = convert_to_comparable(tensor)
     accumulator = _select_accumulator(elements, precision)
-    # Maximum and minimum together in one pass.
+    # Maximum and minimum are computed in one pass.
     find_extremes = cache(lambda: torch.aminmax(elements))
     computations = (
         lambda: find_extremes()[1],
@@ -326,19 +341,19 @@ def _find_current_stream(device: torch.device) -> Any:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 _NUMBERS = 3
-"""Numbers of a tensor: maximum, minimum and norm."""
+"""Number of values that are computed for a tensor: maximum, minimum and norm."""
 
 
 class PulsePlace(NamedTuple):
-    """What is known of a tensor when it is measured."""
+    """Facts about a tensor that are known when it is measured."""
 
     number: int
-    """Of its kind."""
+    """Number of the tensor's kind."""
     kind: TensorKind
     source: str = ""
     """`file:line` of the call in the script."""
     gradient: TensorKind | None = None
-    """The kind again, of the gradient of a parameter; else None."""
+    """Kind of the gradient of a parameter; None for any other tensor."""
 
 
 class LateStep(NamedTuple):
@@ -352,9 +367,9 @@ class _PendingReadback(NamedTuple):
     iteration: int
     places: list[PulsePlace]
     numbers: list[tuple[Tensor, Any]]
-    """For each device the numbers in host memory and the event after which they are there."""
+    """For each device: the numbers in host memory, and the event after which they are complete."""
     order: list[tuple[int, int]]
-    """For each place its device and its index there."""
+    """For each place: the index of its device, and its index among that device's tensors."""
 
 
 class DevicePulses:
@@ -377,7 +392,7 @@ class DevicePulses:
         self._places.append(place)
 
     def end_step(self, iteration: int) -> LateStep | None:
-        """Begin to read the numbers of a step; return those of the step before."""
+        """Begin to read the numbers of a step back; return the pulses of the step before."""
         earlier = self.finish()
         if self._places:
             devices = {device: number for number, device in enumerate(self._values)}
@@ -388,7 +403,7 @@ class DevicePulses:
         return earlier
 
     def finish(self) -> LateStep | None:
-        """Return the numbers that are being read, if any; wait for them."""
+        """Wait for the numbers that are being read back, if any; return their pulses."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -398,13 +413,13 @@ class DevicePulses:
 
 
 def is_measurable(tensor: Tensor) -> bool:
-    """Return whether a tensor has floating-point numbers in the memory of an accelerator."""
+    """Return whether a tensor has floating-point elements in the memory of an accelerator."""
     if not tensor.is_floating_point() or not tensor.numel():
         return False
     local = strip_distribution(tensor)
     if local.is_cpu or local.is_meta or local.layout is not torch.strided or not local.numel():
         return False
-    # What is captured into a graph cannot be read back.
+    # Results that are captured into a CUDA graph cannot be read back.
     return not (local.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -419,14 +434,16 @@ def _begin_copy(numbers: Tensor) -> tuple[Tensor, Any]:
 
 
 def _wait_for_copy(numbers: Tensor, event: Any) -> list[list[float]]:
-    """Return the numbers of each tensor."""
+    """Return the numbers of each tensor, after waiting for the copy."""
     if event is not None:
         event.synchronize()
     return numbers.cpu().reshape(-1, _NUMBERS).tolist()
 
 
 def _make_moments(maximum: float, minimum: float, norm: float) -> FoundMoments:
-    """Return moments; of elements that are not finite they count one of each sort."""
+    """Return moments made from three numbers; counts of elements that are not finite are 0 or 1 for
+    each sort.
+    """
     nan = int(math.isnan(maximum) or math.isnan(minimum))
     infinite = int(maximum == math.inf), int(minimum == -math.inf)
     return (0, maximum, minimum, math.nan, norm * norm, nan, *infinite, 0, 0, 0)

@@ -1,9 +1,11 @@
-"""Forward pass that a call of an attached model belongs to: number of its micro-batch, and phase.
+"""Forward pass that a call of an attached model belongs to: number of its micro-batch, and its
+phase.
 
-Both are found where an outermost call begins; calls inside it inherit them. A micro-batch has the
-number that the script declared, else the chunk of a pipeline schedule, else the number of the
-training pass in an iteration that accumulates gradients without communication. The number is never
-guessed from several passes in one iteration, which a GAN has too (decision 111).
+Both are determined when an outermost call begins; calls inside it inherit them. The number of a
+micro-batch is the number that the script declared, else the chunk of a pipeline schedule, else the
+number of the training pass in an iteration that accumulates gradients without communication. It is
+never guessed from several passes in one iteration, because a GAN has several passes too (decision
+111).
 """
 
 from __future__ import annotations
@@ -34,21 +36,24 @@ from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree, u
 def choose_microbatch(
     *, declared: int | None, chunk: int | None, accumulated: int | None
 ) -> int | None:
-    """Return the number of the micro-batch that begins: the script knows best, then a schedule."""
+    """Return the number of the micro-batch that begins: that of the script, else that of a
+    schedule, else that of the accumulation.
+    """
     known = (number for number in (declared, chunk, accumulated) if number is not None)
     return next(known, None)
 
 
 def find_phase(*, is_eval: bool, has_grad: bool) -> str:
-    """Return the phase of a call of an outermost module that is in eval mode or not."""
+    """Return the phase of an outermost call, given whether its module is in eval mode."""
     if is_eval:
         return "eval"
-    # The forward of an autograd function has no gradients: the function computes them itself.
+    # The forward of an autograd function runs without gradients, because the function computes its
+    # gradient itself; this is no `no_grad` phase.
     return "" if has_grad or is_inside_function() else "no_grad"
 
 
 def continue_pass(around: ForwardPass, *, has_grad: bool) -> ForwardPass:
-    """Return the pass of a call inside one of another gradient mode."""
+    """Return the pass of a call inside another call that has another gradient mode."""
     phase = find_phase(is_eval=around.phase == "eval", has_grad=has_grad)
     return around if phase == around.phase else around._replace(phase=phase)
 
@@ -68,7 +73,7 @@ class AccumulationCounter:
             self._accumulates = False
 
     def count_pass(self, *, deferred: bool) -> int | None:
-        """Count a pass; return its number if this or an earlier one deferred communication."""
+        """Count a pass; return its number if this pass or an earlier one deferred communication."""
         with self._lock:
             number = self._pass_count
             self._pass_count += 1
@@ -89,7 +94,7 @@ class ForwardPassFinder:
         self._counter.restart()
 
     def start(self, model: Module, tree: ModuleTree) -> None:
-        """Find passes of this model from now on."""
+        """Determine the passes of this model from now on."""
         self._root = tree.operators[0].scope if tree.operators else None
         self._syncing = [module for module in model.modules() if is_syncing_module(module)]
 
@@ -108,7 +113,7 @@ class ForwardPassFinder:
         """Return the pass of an outermost call."""
         is_eval = not unwrap_module(operator.module).training
         phase = find_phase(is_eval=is_eval, has_grad=has_grad)
-        # The script may have imported torch's pipelines since the iteration began.
+        # The script may have imported torch's pipelines after the iteration began.
         pipeline_stage_patch.install_methods()
         chunk = pipeline_stage_patch.running_chunk
         number = choose_microbatch(
@@ -137,7 +142,7 @@ class ChunkMethod:
     class_name: str
     name: str
     parameter: str
-    """Parameter that has the number of the chunk."""
+    """Name of the parameter with the number of the chunk."""
 
 
 CHUNK_METHODS = (
@@ -147,7 +152,7 @@ CHUNK_METHODS = (
         "forward_one_chunk",
         "fwd_chunk_id",
     ),
-    # The loss function may be a module that is attached too.
+    # The loss function may be an attached module too.
     ChunkMethod(
         "torch.distributed.pipelining.schedules",
         "_PipelineSchedule",
@@ -155,20 +160,22 @@ CHUNK_METHODS = (
         "mb_index",
     ),
 )
-"""Methods of torch 2.13; one that another version lacks gives no numbers. A backward needs none:
-gradients have the number of their forward."""
+"""Methods that run a chunk in torch 2.13; if another version lacks one, its chunks have no numbers.
+A backward needs none, because gradients have the number of their forward.
+"""
 
 
 class _RunningChunk(threading.local):
-    """Chunk of this thread."""
+    """Chunk that a thread is running."""
 
     number: int | None = None
     is_received: bool = False
-    """Whether the stage gets what another stage has computed."""
+    """Whether the stage receives its input from another stage."""
 
 
 class PipelineStagePatch:
-    """Patch of the methods of torch's pipelines that run one chunk, in place while it has users.
+    """Patch of the methods of torch's pipelines that run one chunk; it is in place while it has
+    users.
 
     A schedule splits a batch into chunks, which are its micro-batches, and passes the number of
     each to the stage. Nothing is patched before the script has imported the package
@@ -193,7 +200,7 @@ class PipelineStagePatch:
         return self._running.is_received
 
     def add_user(self, user: object) -> None:
-        """Patch the methods, now or when the script has imported them, until `remove_user`."""
+        """Patch the methods, now or once the script has imported them, until `remove_user`."""
         self._users.add(user)
         self.install_methods()
 
@@ -205,7 +212,7 @@ class PipelineStagePatch:
                 self._restore()
 
     def install_methods(self) -> None:
-        """Replace the methods that can be replaced by now."""
+        """Replace those methods whose modules are imported by now."""
         if len(self._replaced) == len(CHUNK_METHODS) or CHUNK_METHODS[0].module not in sys.modules:
             return
         with self._lock:
@@ -218,7 +225,7 @@ class PipelineStagePatch:
                     self._replaced[method].install()
 
     def _restore(self) -> None:
-        # Code that replaced ours keeps calling it, which sets a number that nobody reads.
+        # Code that replaced our method still calls it; it then sets a number that nobody reads.
         for replaced in self._replaced.values():
             replaced.remove()
         self._replaced.clear()
@@ -243,4 +250,4 @@ class PipelineStagePatch:
 
 
 pipeline_stage_patch = PipelineStagePatch()
-"""Patch of this process."""
+"""The patch of this process."""

@@ -1,9 +1,9 @@
 """Description of a network as a graph while an iteration runs: callers, inputs, results and source
-lines, and the operator or parameter that produced each tensor. Active only while the recorder is
-describing; keeps no tensor and no part of autograd's graph alive.
+lines, and the operator or parameter that produced each tensor. It is active only while the recorder
+is describing; it keeps alive neither tensors nor parts of autograd's graph.
 
 A tensor is recognised by its identity, a view by its base, and the result of unobserved arithmetic
-by autograd's graph, where it may have several producers.
+through autograd's graph, where it may have several producers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rankdump._frameworks.torch.tensors import TorchObserver, find_dtype_name
 
 
 _MAX_SEARCHED_NODES = 256
-"""Nodes of autograd's graph searched for one tensor."""
+"""Maximum number of nodes of autograd's graph that are searched for one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _KnownTensor:
 
 
 class TensorProducers:
-    """Producers of one iteration's tensors, by name."""
+    """Names of the producers of one iteration's tensors."""
 
     def __init__(self) -> None:
         self._by_identity: dict[int, _KnownTensor] = {}
@@ -64,9 +64,9 @@ class TensorProducers:
         self._by_node.clear()
 
     def add_tensor(self, tensor: Tensor, name: str) -> str:
-        """Note that an operator returned a tensor; return the operator that made it.
+        """Note that an operator returned a tensor; return the operator that produced the tensor.
 
-        That is another one if the tensor was only passed through.
+        The producer is another operator if the tensor was only passed through.
         """
         known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
@@ -80,7 +80,7 @@ class TensorProducers:
         return name
 
     def find_makers(self, tensor: Tensor) -> tuple[str, ...]:
-        """Return the producers of a tensor; none for one from outside the model."""
+        """Return the producers of a tensor; empty for a tensor from outside the model."""
         known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
             return (known.maker,)
@@ -96,7 +96,7 @@ class TensorProducers:
         return known if known is not None and known.tensor() is tensor else None
 
     def _search_graph(self, start: Any) -> tuple[str, ...]:
-        """Return the nearest known makers in autograd's graph."""
+        """Return the nearest known producers in autograd's graph."""
         found: dict[str, None] = {}
         waiting, seen = deque([start]), {None}
         while waiting and len(seen) <= _MAX_SEARCHED_NODES:
@@ -123,11 +123,11 @@ def _read_version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else read_version(tensor)
 
 
-# Including the import system, whose code has no files.
+# Files whose frames are not the user's: torch, and the import system, whose code has no files.
 FOREIGN_FILES = (
     f"{Path(str(torch.__file__)).parent}{os.sep}",
     "<frozen ",
-    # Code that torch.compile generates: its names, and the folder of inductor.
+    # Code that torch.compile generates: its name, and inductor's folder.
     "<eval_with_key>",
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_",
 )
@@ -135,7 +135,7 @@ FOREIGN_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class NodeDraft:
-    """Description of a call that has begun."""
+    """Description of a call that has begun and not ended."""
 
     inputs: tuple[str, ...]
     source: tuple[SourceLine, ...]
@@ -143,17 +143,17 @@ class NodeDraft:
 
 @dataclass(slots=True)
 class _ForwardDescription:
-    """Facts of a forward call that describe its backward."""
+    """Facts about a forward call that describe its backward."""
 
     source: tuple[SourceLine, ...]
     gradients: tuple[TensorType, ...] = ()
     """Types of the gradients that the backward will produce."""
     made: dict[str, None] = field(default_factory=dict[str, None])
-    """Producers of the call's results: itself, or calls inside it."""
+    """Producers of the call's results: the call itself, or calls inside it."""
 
 
 class GraphDescriber:
-    """Describes one attached model."""
+    """Describes the graph of one attached model."""
 
     def __init__(self, observer: TorchObserver) -> None:
         self._observer = observer
@@ -169,7 +169,7 @@ class GraphDescriber:
         return self._observer.recorder.is_describing
 
     def clear(self) -> None:
-        """Forget the iteration."""
+        """Forget all facts about the iteration."""
         self._producers.clear()
         self._names.clear()
         self._forwards.clear()
@@ -177,7 +177,7 @@ class GraphDescriber:
         self._gradients.clear()
 
     def describe_parameters(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Describe parameters and buffers, except those without a shape so far."""
+        """Describe parameters and buffers, except those that have no shape yet."""
         for name, tensor in named:
             self._names[id(tensor)] = name
             kind = _find_tensor_type(tensor)
@@ -189,7 +189,7 @@ class GraphDescriber:
     def begin_call(
         self, call: TorchOperatorCall, module: Module, leaves: Sequence[CallLeaf]
     ) -> NodeDraft:
-        """Note the inputs and source lines of a call, before it may change anything."""
+        """Note the inputs and source lines of a call, before the call may change anything."""
         forward = call.names.forward
         known = self._forwards.setdefault(
             forward, _ForwardDescription(capture_source_lines(besides=FOREIGN_FILES))
@@ -214,7 +214,7 @@ class GraphDescriber:
         draft: NodeDraft,
         results: Sequence[CallLeaf],
     ) -> None:
-        """Describe a call; one that raised has no results."""
+        """Describe a call; a call that raised has no results."""
         tensors = _list_leaf_tensors(results)
         known = self._forwards.get(call.names.forward)
         for tensor in tensors:
@@ -238,7 +238,7 @@ class GraphDescriber:
         if known is None or name in self._gradients:
             return
         self._gradients.add(name)
-        # Copies, because another thread may add to them.
+        # The collections are copied, because another thread may add to them.
         made = [tuple(self._readers.get(maker, ())) for maker in tuple(known.made)]
         readers = itertools.chain.from_iterable(made)
         node = GraphNode(
@@ -264,5 +264,5 @@ def _find_tensor_type(tensor: Tensor) -> TensorType | None:
     try:
         return TensorType(find_dtype_name(tensor), tuple(map(int, tensor.shape)))
     except (RuntimeError, TypeError, ValueError):
-        # Nested and lazy tensors among them.
+        # This includes nested and lazy tensors.
         return None

@@ -1,15 +1,16 @@
 """Noise run of a torch model: the first floating tensor of each outermost call of the model is
 moved by one unit in its last place (ulp), so that two runs show how far rounding spreads.
 
-Without a floating argument, as with token ids, it is the first floating result of a module inside
-the call, which most often is an embedding. Whether an element goes up or down follows from its own
-bits: copies of a tensor on several ranks stay copies, and a shard of it moves as the whole does. A
-hash of the bits decides, because one direction for all elements would be a shift or a factor, which
-a norm removes. Zeros, infinities and NaN stay: zeros are padding or masks, or the rows of an
-embedding that another rank has. What another module has computed is not moved again: an input with
-a graph, such as that of a loss, and the input of a later stage of a pipeline.
+If there is no floating-point argument, as with token ids, the first floating-point result of a
+module inside the call is moved, most often that of an embedding. The bits of an element decide
+whether it goes up or down, so copies of a tensor on several ranks stay equal, and a shard moves as
+the whole tensor does. A hash of the bits is used, because one direction for all elements would be a
+shift or a factor, which a norm removes. Zeros, infinities and NaN stay: zeros are padding or masks,
+or the rows of an embedding that another rank has. Values that another module has computed are not
+moved again: an input with a graph, such as that of a loss, and the input of a later stage of a
+pipeline.
 
-The batch of the script is not written to. Gradients pass through unchanged.
+The script's batch itself is not written to. Gradients pass through unchanged.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ _INTEGERS = {
     torch.float32: (torch.int32, -1640531535),
     torch.float64: (torch.int64, -7046029254386353131),
 }
-"""Type of the bits, and the factor of a multiplicative hash (Knuth), by type of the elements."""
+"""For each element type: the integer type of its bits, and the factor of a multiplicative hash
+(Knuth).
+"""
 _MAX_DEPTH = 8
 
 
 def move_by_ulp(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements are one unit in the last place above or below.
+    """Return a tensor whose elements are one unit in the last place higher or lower.
 
-    Any tensor of a type that has `is_movable`; gradients of the result are those of the tensor.
+    `tensor` satisfies `is_movable`; gradients of the result become gradients of `tensor`.
     """
     return cast("Tensor", _UlpMove.apply(tensor))
 
@@ -102,7 +105,7 @@ def _move_elements(tensor: Tensor) -> Tensor:
     integer, factor = _INTEGERS[tensor.dtype]
     own = tensor.detach().contiguous()
     bits = own.view(integer)
-    # Magnitudes are ordered as their bits, whatever the sign.
+    # Magnitudes are ordered as their bits, whatever the sign is.
     moved = torch.where(bits * factor >= 0, bits + 1, bits - 1).view(tensor.dtype)
     return torch.where((own != 0) & own.isfinite() & moved.isfinite(), moved, own)
 
@@ -110,8 +113,9 @@ def _move_elements(tensor: Tensor) -> Tensor:
 def replace_first(
     value: Any, replace: Callable[[Tensor], Tensor], depth: int = 0
 ) -> tuple[Any, Tensor | None]:
-    """Return a value with its first movable tensor replaced, and that tensor; None where it has
-    none. Tuples, lists and dictionaries are copied, other containers left out.
+    """Return a value in which the first movable tensor is replaced, and this tensor; None instead
+    of the tensor if there is none. Tuples, lists and dictionaries are copied; other containers are
+    not searched.
     """
     if is_movable(value):
         return replace(value), value
@@ -132,12 +136,12 @@ def replace_first(
 def _make_alike(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, list):
         return parts
-    named = getattr(type(value), "_make", None)  # of a named tuple
+    named = getattr(type(value), "_make", None)  # only named tuples have it
     return tuple(parts) if named is None else named(parts)
 
 
 class TorchInputPerturbation:
-    """Moves the inputs of one attached model, in all iterations, until it is detached."""
+    """Moves the inputs of one attached model in all iterations until `detach`."""
 
     def __init__(self, model: Module, recorder: Recorder, *, graph: int) -> None:
         self._observer = ModelObserver(recorder, graph)
@@ -149,7 +153,8 @@ class TorchInputPerturbation:
                 f"{ONE_ULP}; attach what torch.compile(model) returns"
             )
             return
-        # Before the hooks that observe the call: they see what it is computed from.
+        # This hook comes before the hooks that observe the call, so that they see the values that
+        # are computed with.
         self._handles = [
             model.register_forward_pre_hook(_CallHook(self), with_kwargs=True, prepend=True),
             model.register_forward_hook(_CallEndHook(self), always_call=True),
@@ -157,7 +162,7 @@ class TorchInputPerturbation:
         pipeline_stage_patch.add_user(self)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Do nothing: all iterations are perturbed."""
+        """Do nothing, because all iterations are perturbed."""
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Do nothing."""
@@ -170,7 +175,7 @@ class TorchInputPerturbation:
         self._handles = []
 
     def begin_call(self, model: Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments that the model is called with; None for those that are given."""
+        """Return the changed arguments of a call of the model; None to keep the given ones."""
         self._own.depth = depth = self._depth + 1
         pipeline_stage_patch.install_methods()
         if depth > 1 or is_tracing() or pipeline_stage_patch.is_received:
@@ -183,7 +188,7 @@ class TorchInputPerturbation:
         if found is None:
             self._own.handle = register_module_forward_hook(self._make_result_hook(model))
             return None
-        # As the digests of batches name it.
+        # The name is that of the tensor's digest in run cards.
         names = (name_batch_tensor(leaf) for leaf in leaves if leaf.value is found)
         self._record(next(names, "an input"))
         return new_args, new_kwargs
@@ -213,7 +218,7 @@ class TorchInputPerturbation:
         return after_call
 
     def _move_result(self, module: Module, result: Any) -> Any:
-        """Return what a module returns instead; None for the result that is given."""
+        """Return the changed result of a module; None to keep the given one."""
         replaced, tensor = replace_first(result, move_by_ulp)
         if tensor is None:
             return None
@@ -240,7 +245,7 @@ class TorchInputPerturbation:
 
 
 class _PerturbationHook(CopyableHook):
-    """Base of the hooks on a model."""
+    """Base class of the hooks on a model."""
 
     def __init__(self, perturbation: TorchInputPerturbation) -> None:
         self._perturbation = perturbation

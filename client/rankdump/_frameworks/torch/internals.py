@@ -1,5 +1,6 @@
-"""Private interfaces of torch that the adapter depends on, each with its behaviour if this torch
-lacks it; those of process groups are in `communication`, of pipelines in `forward_passes`.
+"""Private interfaces of torch that the adapter depends on, each with its behaviour if the installed
+torch lacks it. Those of process groups are in `communication`, those of pipelines in
+`forward_passes`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ is_wrapped: Callable[[Tensor], bool] = getattr(
 
 
 def unwrap_tensor(tensor: Tensor) -> Tensor:
-    """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
+    """Return the tensor inside the wrappers of torch.func; that of a vmapped tensor includes the
+    batch.
+    """
     while is_wrapped(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
 def has_own_elements(tensor: Tensor) -> bool:
-    """Return whether the tensor keeps its elements itself, not through its Python class."""
+    """Return whether a tensor holds its elements itself and not through its Python class."""
     kind: Any = type(tensor)
     if kind is Tensor or kind is Parameter:
         return True
@@ -64,36 +67,41 @@ def find_base(tensor: Tensor) -> Tensor | None:
 
 
 def has_only_reference(tensors: Sequence[Tensor]) -> bool:
-    """Return whether nothing but the caller's sequence refers to the tensors and their memory.
+    """Return whether only the caller's sequence refers to the tensors and their memory.
 
-    Then nothing can be about to write to them, and nothing will.
+    Then nothing can write to them any more.
     """
     count_uses = getattr(_C, "_storage_Use_Count", None)
     if count_uses is None:
         return False
     for tensor in tensors:
-        # The sequence, the variable of the loop, and the argument of the call.
+        # Three references are our own: the sequence, the loop variable, and the argument of the
+        # call.
         if sys.getrefcount(tensor) > 3 or tensor._use_count() > 1:
             return False
         memory = tensor.untyped_storage()
-        # The tensor, and the object that was just made of its storage.
+        # Two uses are our own: the tensor, and the object of its storage that was just created.
         if count_uses(memory._cdata) > 2:
             return False
     return True
 
 
 def read_node_number(node: Any) -> int:
-    """Return the number of a node of the graph, in the order in which its thread made nodes."""
+    """Return the number of a node of autograd's graph; nodes are numbered in the order in which
+    their thread created them.
+    """
     return node._sequence_nr()
 
 
 def read_structure(model: Module) -> list[object] | None:
-    """Return the structure of a model, equal as long as nothing was added, removed or moved.
+    """Return the structure of a model, which stays equal as long as nothing is added, removed or
+    moved.
 
-    None if the parts of a module cannot be listed. It holds only identities of modules and
-    parameters, which are valid as long as the caller keeps those alive.
+    The result is None if the parts of a module cannot be listed. It holds only identities of
+    modules and parameters, which are valid as long as the caller keeps these alive.
     """
-    # It is read twice in each armed iteration: most modules have no children or no tensors.
+    # The structure is read twice in each armed iteration. The loop is fast for the usual module,
+    # which has no children or no tensors.
     found: list[object] = []
     waiting, seen, scripted = [model], set[int](), torch.jit.ScriptModule
     while waiting:
@@ -111,7 +119,8 @@ def read_structure(model: Module) -> list[object] | None:
                 found += parts
                 found += map(id, parts.values())
         if buffers:
-            # One may be another tensor after every step, so only its name and place count.
+            # A buffer may be another tensor after every step, so only its name counts, and whether
+            # it is None.
             found += [(name, part is None) for name, part in buffers.items()]
             found += module._non_persistent_buffers_set
         if children:
@@ -125,12 +134,14 @@ def is_persistent(module: Module, buffer: str) -> bool:
 
 
 disable_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
-"""Hides the block's tensor functions from a user's function modes."""
+"""Context in which tensor functions are hidden from a user's function modes."""
 
 
 @contextmanager
 def disable_observation() -> Generator[None]:
-    """Hide reads of tensors in the block from autograd, autocast, torch.func and user modes."""
+    """Hide all operations on tensors in the block from autograd, autocast, torch.func and modes of
+    the user.
+    """
     with (
         _C.DisableTorchFunction(),
         _C._DisableTorchDispatch(),
@@ -152,9 +163,9 @@ def has_mode(mode: TorchFunctionMode) -> bool:
 
 
 def push_mode(mode: TorchFunctionMode) -> None:
-    """Put a function mode on this thread's stack, below modes that `with` blocks will pop.
+    """Put a function mode on this thread's stack, below the modes that `with` blocks will pop.
 
-    The default device's mode stays lowest: torch looks for it there.
+    The mode of the default device stays lowest, because torch expects it there.
     """
     above: list[TorchFunctionMode] = []
     while _C._len_torch_function_stack():
@@ -178,9 +189,10 @@ def remove_mode(mode: TorchFunctionMode) -> bool:
 
 
 def call_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function past this thread's highest mode, which still sees the calls inside it.
+    """Call a function without this thread's highest mode, which still sees the calls inside the
+    function.
 
-    With a torch too old for this, the mode sees neither.
+    If torch is too old for this, the mode sees neither.
     """
     if hasattr(_C, "_skip_one_hop_torch_function"):
         return _C._skip_one_hop_torch_function(function, types, args, kwargs)
@@ -189,7 +201,7 @@ def call_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs:
 
 
 def _disable_autocast() -> AbstractContextManager[Any]:
-    # A torch too old for this may compute in autocast's types.
+    # If torch is too old for this, it may compute in autocast's types.
     return _C._DisableAutocast() if hasattr(_C, "_DisableAutocast") else nullcontext()
 
 
@@ -202,14 +214,14 @@ def _disable_transforms() -> AbstractContextManager[Any]:
 
 
 def is_tracing() -> bool:
-    """Return whether tensors are being traced, not computed; then no hook may touch them."""
+    """Return whether tensors are only traced and not computed; no hook may touch them then."""
     return torch.compiler.is_compiling() or _C._get_tracing_state() is not None
 
 
 def skip_compilation(function: Callable[..., Any]) -> None:
-    """Exclude a function and its calls from compilation, unless it is being traced.
+    """Exclude a function and the calls inside it from compilation, unless it is being traced now.
 
-    A torch too old for this may compile the function, which then observes nothing.
+    If torch is too old for this, it may compile the function, which then observes nothing.
     """
     if hasattr(_eval_frame, "set_code_exec_strategy"):
         skip = _eval_frame._FrameAction.SKIP
@@ -226,9 +238,9 @@ def has_compiled_code() -> bool:
 
 
 def explain_uncompilable_observation() -> str:
-    """Return why no operator can observe the inside of compiled regions; empty if it can.
+    """Return why an operator cannot observe the inside of compiled regions; empty if it can.
 
-    Operators with effects in a compiled backward were tried with torch 2.13 and later only.
+    Operators with effects in a compiled backward were tried only with torch 2.13 and later.
     """
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if release >= (2, 13) and hasattr(torch.library.Library, "_register_effectful_op"):
@@ -240,23 +252,24 @@ def explain_uncompilable_observation() -> str:
 
 
 def register_effect(library: Any, name: str) -> None:
-    """Register that compilers must neither remove nor reorder an operator of the library."""
+    """Register an operator with an effect, which compilers must neither remove nor reorder."""
     from torch._library.effects import EffectType
 
     library._register_effectful_op(name, EffectType.ORDERED)
 
 
 def is_region_traced() -> bool:
-    """Return whether Dynamo traces a region for a compiler, not a program for export."""
+    """Return whether Dynamo is tracing a region for a compiler, and not a program for export."""
     return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
 
 
 def find_untraceable_scope() -> str:
-    """Return the construct around the traced code where torch allows no operator with an effect.
+    """Return the construct around the traced code in which torch allows no operator with an effect.
 
-    Empty if there is none. In torch 2.13 compilation fails for such operators below activation
-    checkpointing, control flow and other higher-order operators, below torch.func, and where DDP
-    splits the graph at its buckets: the first call of a part then returns the effect's token.
+    The result is empty if there is none. In torch 2.13 compilation fails for such operators inside
+    activation checkpointing, control flow and other higher-order operators, inside torch.func, and
+    where DDP splits the graph at its buckets: the first call of a part then returns the effect's
+    token.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import get_optimize_ddp_mode
@@ -271,12 +284,12 @@ def find_untraceable_scope() -> str:
 
 
 def find_compiled_call(module: Module) -> Callable[..., Any] | None:
-    """Return the call that `Module.compile` installed in a module; None without one."""
+    """Return the call that `Module.compile` installed in a module; None if there is none."""
     return getattr(module, "_compiled_call_impl", None)
 
 
 def find_plain_call(module: Module) -> Callable[..., Any]:
-    """Return the module's own call, with its hooks."""
+    """Return the original call of a module, which runs its hooks."""
     return module._call_impl
 
 
@@ -286,17 +299,19 @@ def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
 
 
 def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
-    """Return the pre-hooks of a module, by torch's own keys."""
+    """Return the forward pre-hooks of a module, by torch's own keys."""
     return getattr(module, "_forward_pre_hooks", {})
 
 
 def find_running_ddp() -> Module | None:
-    """Return the innermost DistributedDataParallel whose forward runs now; None without one."""
+    """Return the innermost DistributedDataParallel whose forward is running; None if
+    there is none.
+    """
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def is_syncing_module(module: Module) -> bool:
-    """Return whether a module is a DDP or FSDP that reduces gradients."""
+    """Return whether a module is a DDP or FSDP wrapper that reduces gradients."""
     own = vars(module)
     return (
         "require_backward_grad_sync" in own
@@ -306,7 +321,7 @@ def is_syncing_module(module: Module) -> bool:
 
 
 def has_deferred_sync(module: Module) -> bool:
-    """Return whether a DDP or FSDP accumulates gradients without reducing them now.
+    """Return whether a DDP or FSDP wrapper accumulates gradients now without reducing them.
 
     `no_sync` sets an attribute of DDP and of the first FSDP; `set_requires_gradient_sync` sets one
     of each parameter group of `fully_shard`.
@@ -319,7 +334,7 @@ def has_deferred_sync(module: Module) -> bool:
         return False
     state = find_state(module)
     groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # older versions have one group a module
+    if groups is None:  # older versions have one group per module
         groups = (getattr(state, "_fsdp_param_group", None),)
     return any(getattr(group, "reduce_grads", True) is False for group in groups)
 
@@ -338,7 +353,7 @@ def is_inside_function() -> bool:
 
 
 class _ThreadNumber(threading.local):
-    """Number of the running thread."""
+    """Number of each thread, assigned when it is first asked for."""
 
     def __init__(self) -> None:
         self.number = next(_thread_numbers)
@@ -349,21 +364,23 @@ _THREAD = _ThreadNumber()
 
 
 def find_thread_number() -> int:
-    """Return the number of this thread, which no later one has.
+    """Return the number of the calling thread, which no later thread gets.
 
-    Not its identity: a thread that starts after another has ended may have that, and torch numbers
-    the nodes of each thread from 0 on.
+    The identity of the thread is not used: a thread that starts after another has ended may get the
+    same identity, and torch numbers the nodes of each thread from 0.
     """
     return _THREAD.number
 
 
 def read_next_node_number() -> int:
-    """Return the number of the next graph node that this thread makes."""
+    """Return the number that the next graph node of this thread will get."""
     return _autograd._get_sequence_nr() if hasattr(_autograd, "_get_sequence_nr") else 0
 
 
 def find_saving_hook() -> object | None:
-    """Return the innermost hook on tensors that this thread saves for the backward, or None."""
+    """Return the innermost hook on the tensors that this thread saves for the backward; None if
+    there is none.
+    """
     if not hasattr(_autograd, "_top_saved_tensors_default_hooks"):
         return None
     hooks = _autograd._top_saved_tensors_default_hooks(False)
@@ -371,27 +388,28 @@ def find_saving_hook() -> object | None:
 
 
 def find_running_node() -> object | None:
-    """Return the node that this thread's backward runs now; None outside, or if torch is too old.
+    """Return the node that the backward of this thread is running; None outside of a backward, or
+    if torch is too old.
 
-    It is the same object each time, as long as something keeps it alive.
+    The same object is returned each time, as long as something keeps it alive.
     """
     return _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
 
 
 class BackwardStep(NamedTuple):
-    """A step of the backward: one node of one run through the graph."""
+    """Step of a backward: one node in one run through the graph."""
 
     task: int
     node: int
-    """Number of the node, in the order in which its thread made nodes."""
+    """Number of the node; nodes are numbered in the order in which their thread created them."""
     function: bool
-    """Whether it is an autograd function written in Python."""
+    """Whether the node is an autograd function written in Python."""
 
 
 def find_backward_step() -> BackwardStep | None:
-    """Return the step of the backward that this thread runs.
+    """Return the step of the backward that this thread is running.
 
-    None outside a backward, and always with a torch too old to report it.
+    The result is None outside of a backward, and always if torch is too old to report it.
     """
     if not hasattr(_C, "_current_graph_task_id"):
         return None
@@ -406,6 +424,7 @@ def find_backward_step() -> BackwardStep | None:
 
 
 def find_objects(*classes: type) -> Iterator[Any]:
-    """Yield the objects of these classes that the process has; searches all objects."""
-    # By the type itself: `__class__` of a proxy may run code of the object behind it, or load some.
+    """Yield all objects of these classes in the process, by searching all objects."""
+    # The type is checked, because `__class__` of a proxy may run code of the object behind it, or
+    # load modules.
     return (each for each in gc.get_objects() if issubclass(type(each), classes))

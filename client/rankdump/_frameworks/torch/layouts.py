@@ -1,9 +1,9 @@
-"""Local elements of tensors that torch distributes over ranks, and the layout that describes which
-part of the whole tensor they are. Never communicates: no collective is started, and only one whose
-own result is read is waited for.
+"""Local elements of tensors that torch distributes over ranks, and the layout that says which part
+of the whole tensor they are. This module never communicates: it starts no collective, and waits for
+one only if the collective's own result is read.
 
 A layout depends only on the specification of a DTensor and the shape of its local tensor; it is
-made once for each and then looked up. Other tensors never come here.
+determined once for both and then looked up. Other tensors do not need this module.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _REPLICATE = MeshPlacement(PlacementKind.REPLICATE)
 
 
 LayoutFinder: TypeAlias = "Callable[[tuple[int, ...]], TensorLayout | None]"
-"""Returns the layout of a tensor from the shape that it has now."""
+"""Returns the layout of a tensor, given the shape that it has now."""
 
 
 class CheckedLayout:
-    """Layout of a tensor that keeps its shape in nearly all iterations; found once for a shape."""
+    """Layout of a tensor whose shape rarely changes; it is determined once for each shape."""
 
     def __init__(self, find_layout: LayoutFinder) -> None:
         self._find_layout = find_layout
@@ -54,7 +54,8 @@ class CheckedLayout:
         """Return the layout; None if there is none that agrees with the shape."""
         if shape != self._shape:
             layout = self._find_layout(shape)
-            # The agent rejects a record whose layout contradicts itself.
+            # The layout is checked here because the agent rejects a record with a contradictory
+            # layout.
             valid = layout is not None and not find_layout_fault(layout, shape)
             self._shape, self._layout = shape, layout if valid else None
         return self._layout
@@ -65,17 +66,17 @@ class LocalShard(NamedTuple):
 
     tensor: Tensor
     layout: TensorLayout | None
-    """None where the tensor's specification contradicts its elements."""
+    """Layout of the elements; None if the tensor's specification contradicts its elements."""
     is_outside: bool = False
-    """Whether this rank is not in the tensor's mesh, and so has no part of it."""
+    """Whether this rank is outside of the tensor's mesh and so has no part of it."""
 
 
 def find_local_shard(tensor: Tensor) -> LocalShard | None:
-    """Return the local elements of a distributed tensor; None if it is not one.
+    """Return the local elements of a distributed tensor; None if the tensor is not distributed.
 
-    The result of a functional collective that still runs is waited for: its elements cannot be
-    read otherwise. An accelerator's stream waits, not the host. The job's own wait then finds the
-    collective complete.
+    The result of a functional collective that is still running is waited for, because its elements
+    cannot be read before. On an accelerator the stream waits and not the host. The job's own wait
+    then finds the collective complete.
     """
     kind = _find_class(type(tensor))
     if not kind:
@@ -93,7 +94,9 @@ def find_local_shard(tensor: Tensor) -> LocalShard | None:
 
 
 def find_distribution(tensor: Tensor) -> TensorLayout | None:
-    """Return the layout of the local tensor of a DTensor, without waiting; else None."""
+    """Return the layout of the local tensor of a DTensor, without waiting; None for any other
+    tensor.
+    """
     if _find_class(type(tensor)) != _DTENSOR:
         return None
     distributed: Any = tensor
@@ -111,9 +114,10 @@ _DTENSOR, _ASYNC_TENSOR = "DTensor", "AsyncCollectiveTensor"
 
 @lru_cache(maxsize=1 << 8)
 def _find_class(kind: type) -> str:
-    """Return which of the two classes a class is or derives from, else nothing.
+    """Return the name of the one of torch's two classes that a class derives from; empty if
+    neither.
 
-    By name: a job that uses neither need not import them.
+    Classes are compared by name, because a job that uses neither need not import them.
     """
     for base in kind.__mro__:
         if base.__name__ in (_DTENSOR, _ASYNC_TENSOR) and base.__module__.startswith(
@@ -129,7 +133,7 @@ def _wait_for_elements(tensor: Any) -> Tensor:
 
 
 class _DescribedShard(NamedTuple):
-    """Layout of a specification; a cache must tell that there is none from a miss."""
+    """Layout of a specification, which may be None; a cache must distinguish that from a miss."""
 
     layout: TensorLayout | None
     is_outside: bool
@@ -140,7 +144,8 @@ _meshes: dict[object, RankMesh] = {}
 
 
 def _look_up_layout(spec: Any, shape: tuple[int, ...]) -> _DescribedShard:
-    # A specification remembers its hash, and each result of an operator has the same object.
+    # A look-up is fast: a specification caches its hash, and all results of an operator have the
+    # same object.
     key = (spec, shape)
     known = _layouts.get(key)
     if known is None:
@@ -151,10 +156,10 @@ def _look_up_layout(spec: Any, shape: tuple[int, ...]) -> _DescribedShard:
 
 
 def describe_spec(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
-    """Return the layout of a local tensor of that shape under a DTensorSpec.
+    """Return the layout of a local tensor of this shape under a DTensorSpec.
 
-    None if the specification contradicts the shape, as after `DTensor.from_local` with parts of
-    any size.
+    The result is None if the specification contradicts the shape, as after `DTensor.from_local`
+    with parts of any size.
     """
     with disable_observation():
         mesh = look_up(_meshes, spec.mesh, lambda: describe_mesh(spec.mesh), _MAX_MESHES)
@@ -169,7 +174,9 @@ def describe_spec(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
 
 
 def describe_mesh(mesh: Any) -> RankMesh:
-    """Return a DeviceMesh as a value; its name is made of those of its dimensions."""
+    """Return the mesh of ranks of a DeviceMesh; its name is made from the names of its
+    dimensions.
+    """
     most = MAX_MESH_NAME_CHARACTERS
     names = [name[:most] for name in mesh.mesh_dim_names or ("",) * mesh.ndim]
     whole = "_".join(filter(None, names))[:most]

@@ -1,11 +1,11 @@
 """Observation of one attached model: its module calls as events with their tensors, and the
-gradients of each call's inputs and results. Composition root of the adapter; costs nothing in
-iterations that are not armed.
+gradients of each call's inputs and results. It is the composition root of the adapter, and costs
+nothing in iterations that are not armed.
 
-Each thread keeps its own stack of open calls. Of the calls that an error passes through, only
-the innermost one is reported as raised. Module backward hooks are not used: they wrap arguments
-and results in a node of autograd, and in-place modules then fail. A tensor hook sees the
-gradient summed over all consumers, and changes nothing. A backward operator is one event,
+Each thread has its own stack of open calls. Of the calls that an error passes through, only the
+innermost one is reported as raised. Module backward hooks are not used, because they wrap arguments
+and results in a node of autograd, which makes in-place modules fail. A tensor hook sees the
+gradient summed over all consumers, and changes nothing. A backward operator is one event, which is
 recorded when its first gradient arrives; autograd's steps inside it are not visible. It ends when
 the gradients of all inputs of the forward have arrived, or at once if it expects none.
 """
@@ -84,13 +84,14 @@ class ModuleGradientObserver:
     def watch_gradients(
         self, call: TorchOperatorCall, side: TensorSide, leaves: Iterable[CallLeaf], *, again: bool
     ) -> None:
-        """Hook the tensors that a call read or wrote, to record their gradients.
+        """Add gradient hooks to the tensors that a call read or wrote.
 
-        `again` means that the call is being recomputed: slots that its forward already watches are
-        skipped, so that no gradient is recorded twice. Gradients carry the forward's number.
+        `again` says that the call is a recomputation: slots that its forward already watches are
+        skipped, so that no gradient is recorded twice. Gradients have the number of the forward
+        call.
         """
         arrivals = call.arrivals
-        # The gradients arriving make the event, whether or not their values are wanted.
+        # Arriving gradients make the event of the backward, whether or not their values are wanted.
         is_watched = side is TensorSide.OUTPUT
         for leaf in leaves:
             tensor = leaf.value
@@ -114,9 +115,9 @@ class ModuleGradientObserver:
     def record_gradient(
         self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf, *, compiled: bool = False
     ) -> None:
-        """Record a gradient that has arrived, on that side of the forward.
+        """Record a gradient that has arrived for a tensor on this side of the forward.
 
-        `compiled` means that compiled code computed it.
+        `compiled` says that compiled code computed the gradient.
         """
         observer, name = self.observer, call.names.gradient
         if not observer.recorder.armed:
@@ -135,7 +136,7 @@ class ModuleGradientObserver:
 
 
 class _ModuleGradientHook:
-    """Hook of one slot; it holds the description of a tensor, never the tensor."""
+    """Gradient hook of one slot; it keeps the description of a tensor, never the tensor."""
 
     __slots__ = ("_argument", "_call", "_gradients", "_side", "_slot")
 
@@ -161,7 +162,9 @@ class _ModuleGradientHook:
 
 
 class TensorHookRegistry:
-    """Hooks on tensors of one model; those of leaf tensors stay in place for later backwards."""
+    """Gradient hooks on the tensors of one model; hooks on leaf tensors stay in place for later
+    backwards until `remove_leaf_hooks`.
+    """
 
     def __init__(self) -> None:
         self._on_leaves: list[RemovableHandle] = []
@@ -181,7 +184,8 @@ class TensorHookRegistry:
 
 def is_hookable(tensor: Tensor) -> bool:
     """Return whether a hook on the tensor will see a gradient that nothing else records."""
-    # Of the class itself, torch asks a method in Python whether it is a parameter.
+    # The class is compared first, because `isinstance(tensor, Parameter)` is a Python method of
+    # torch and slow.
     if not tensor.requires_grad or (type(tensor) is not Tensor and isinstance(tensor, Parameter)):
         return False
     # Inside torch.func a hook would become part of the function that is transformed.
@@ -190,30 +194,30 @@ def is_hookable(tensor: Tensor) -> bool:
 
 @dataclass(slots=True, eq=False)
 class OpenModuleCall:
-    """A call that has begun."""
+    """A module call that has begun."""
 
     operator: ModuleOperator
     call: TorchOperatorCall | None
-    """None inside the boundary of a compiled region, which is the same call."""
+    """The numbered call; None inside the boundary of a compiled region, which is the same call."""
     name: str
-    """Full scope name; empty without a call."""
+    """Full scope name of the call; empty if `call` is None."""
     is_recomputation: bool
     """Whether the call is a recomputation."""
     prior_error: int
-    """Identity of the error that the script was already handling."""
+    """Identity of the error that the script was handling when the call began."""
     forward_pass: ForwardPass
     has_grad: bool
-    """Whether gradients were on when the call began."""
+    """Whether gradients were enabled when the call began."""
     is_compiled: bool = False
-    """Whether compiled code runs it, which hands over tensors and gradients by itself."""
+    """Whether compiled code runs the call, which passes on tensors and gradients by itself."""
     begun: StartedEvent | None = None
     inner_error: ErrorFingerprint | None = None
-    """Error that left a call inside this one."""
+    """Error with which a call inside this call ended."""
     node_draft: NodeDraft | None = None
 
 
 class _OpenCallStack(threading.local):
-    """Open calls of this thread, innermost last."""
+    """Open calls of a thread, innermost last."""
 
     def __init__(self) -> None:
         self.frames: list[OpenModuleCall] = []
@@ -233,7 +237,7 @@ class ModuleCallObserver:
         pass_finder: ForwardPassFinder,
         card: TorchCardObserver | None = None,
     ) -> None:
-        """`card` takes the causes of the step when the model is called."""
+        """`card` observes the causes of the step when the model is called."""
         self._observer, self._card = observer, card
         self._pass_finder = pass_finder
         self._call_log = call_log
@@ -246,7 +250,7 @@ class ModuleCallObserver:
     def restart(self) -> None:
         """Forget open calls, because an iteration begins or observation ends.
 
-        Those of another thread are forgotten at that thread's next call.
+        Open calls of another thread are forgotten at that thread's next call.
         """
         self._generation += 1
         self._frames()
@@ -267,7 +271,9 @@ class ModuleCallObserver:
         has_grad: bool,
         compiled: bool = False,
     ) -> OpenModuleCall:
-        """Open a call with these arguments, and record them; `compiled` code runs it."""
+        """Open a call with these arguments, and record them; `compiled` says that compiled code
+        runs the call.
+        """
         self._mark_reporter.report_changed_marks()
         frames = self._frames()
         around = frames[-1] if frames else None
@@ -280,7 +286,7 @@ class ModuleCallObserver:
             return frames[-1]
         call, again = self._number_call(operator, leaves)
         if not again:
-            # Nearly all calls inherit their pass, so this is not left to a function.
+            # Nearly all calls inherit their pass, so this is done without calling a function.
             if around is not None and around.has_grad is has_grad:
                 call.forward_pass = around.forward_pass
             elif around is not None:
@@ -305,7 +311,7 @@ class ModuleCallObserver:
         return frame
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call and record its results; of a call that raised `result` is None."""
+        """Close a call and record its results; if the call raised, `result` is None."""
         frame = self._close_inner(operator)
         if frame is not None:
             raised = self._has_raised(frame)
@@ -323,7 +329,7 @@ class ModuleCallObserver:
     def _close_inner(self, operator: ModuleOperator) -> OpenModuleCall | None:
         """Remove the operator's innermost call, and end the calls inside it that never returned."""
         frames = self._frames()
-        if frames and frames[-1].operator is operator:  # nearly always
+        if frames and frames[-1].operator is operator:  # the usual case
             frame = frames.pop()
             self._finish_events((frame,))
             return frame
@@ -408,7 +414,9 @@ class ModuleCallObserver:
         self._observer.end_call(frame.name, raised=raised)
 
     def _has_raised(self, frame: OpenModuleCall) -> bool:
-        """Return whether a call raised an error of its own, and note it at the enclosing call."""
+        """Return whether a call raised an error of its own, and note the error at the enclosing
+        call.
+        """
         error = find_raised_error(frame.prior_error)
         if error is None:
             return False
@@ -441,8 +449,8 @@ def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
 
 
 def hide_reuse(leaves: Sequence[CallLeaf]) -> list[CallLeaf]:
-    """Return leaves with other objects for their tensors: compiled code reuses the objects, so
-    that one does not tell which operator made its elements.
+    """Return leaves with new objects for their tensors: compiled code reuses the objects, so an
+    object does not identify the operator that produced its elements.
     """
     return [
         leaf._replace(value=leaf.value.detach()) if isinstance(leaf.value, Tensor) else leaf
@@ -455,8 +463,8 @@ def attach_model(
 ) -> IterationHook:
     """Observe a model from its next armed iteration on.
 
-    `inside_compiled` observes also operators inside regions that torch.compile compiles from now
-    on; if this torch does not allow that, one warning tells why.
+    `inside_compiled` also observes operators inside regions that torch.compile compiles from now
+    on; if this torch does not allow that, a warning gives the reason once.
     """
     refusal = explain_uncompilable_observation() if inside_compiled else ""
     if refusal:
@@ -465,7 +473,7 @@ def attach_model(
 
 
 class TorchModelHook:
-    """Hook of one attached model; costs nothing in iterations that are not armed."""
+    """Hook of one attached model; it costs nothing in iterations that are not armed."""
 
     def __init__(
         self,
@@ -499,7 +507,7 @@ class TorchModelHook:
         )
         self._regions: CompiledRegionObserver | None = None
         if inside_compiled:
-            # Loads torch's compiler.
+            # This import loads torch's compiler.
             from rankdump._frameworks.torch.compiled_regions import CompiledRegionObserver
 
             self._regions = CompiledRegionObserver(
@@ -509,13 +517,13 @@ class TorchModelHook:
         self._structure: list[object] | None = None
         self._iteration = -1
         self._is_idle = False
-        """Whether nothing is installed or waits, because the iteration before was not armed."""
+        """Whether nothing is installed or waiting, because the last iteration was not armed."""
         self._collectives = CollectiveSubscription(self._observer, wanted=collectives)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Install the hooks for an armed iteration, remove them for any other.
+        """Install the hooks if the iteration is armed, else remove them.
 
-        An iteration may be armed and disarmed several times: its call numbers continue.
+        An iteration may be armed and disarmed several times; its call numbers continue.
         """
         self._is_idle = self._is_idle and not armed
         if not self._is_idle and iteration != self._iteration:
@@ -532,7 +540,8 @@ class TorchModelHook:
         if armed:
             run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)
-            # Lazy parameters get their shape only within the iteration.
+            # Parameters are described at the end because lazy parameters get their shape only
+            # within the iteration.
             run_shielded(self._describe_parameters, self._observer.report_failure)
             run_shielded(self._check_compiled_code, self._observer.report_failure)
         self._describer.clear()
@@ -542,7 +551,7 @@ class TorchModelHook:
             self._iteration = -1
 
     def _restart(self, iteration: int) -> None:
-        """Forget what was counted in the iteration before."""
+        """Forget the calls that were counted in the last iteration."""
         self._iteration = iteration
         self._call_log.restart()
         self._pass_finder.restart()
@@ -553,7 +562,7 @@ class TorchModelHook:
             self._regions.restart()
 
     def _check_compiled_code(self) -> None:
-        """Warn of compiled code that runs modules of the model unseen."""
+        """Warn about compiled code that runs modules of the model without being observed."""
         if self._installed is None or not has_compiled_code():
             return
         tree = self._installed.tree
@@ -565,7 +574,7 @@ class TorchModelHook:
 
     @property
     def graph(self) -> int:
-        """Number of the model."""
+        """Number of the model's graph."""
         return self._observer.graph
 
     def iterate_named(self) -> Iterator[tuple[str, object]]:
@@ -573,7 +582,9 @@ class TorchModelHook:
         return self._parameters.iterate_named()
 
     def find_layout(self, tensor: object) -> LayoutFinder | None:
-        """Return the function that finds the layout of a parameter, for one that is a part."""
+        """Return a function that finds the layout of a parameter, for a tensor that is a part of
+        one.
+        """
         return self._parameters.find_layout(tensor)
 
     def detach(self) -> None:
@@ -591,10 +602,11 @@ class TorchModelHook:
         self._pass_finder.watch_stages()
         structure = read_structure(self._model)
         self._parameters.start(structure)
-        # The installed hooks keep alive the objects whose identities are in the structure.
+        # The installed hooks keep the objects alive whose identities are in the structure.
         if self._installed is None or structure is None or structure != self._structure:
             self._install(build_module_tree(self._model))
-            # Read after installation: hooks around compiled regions are part of the structure.
+            # The structure is read after the installation, because hooks around compiled regions
+            # are part of it.
             self._structure = read_structure(self._model)
         else:
             self._mark_reporter.report_changed_marks()
@@ -624,7 +636,8 @@ class TorchModelHook:
         if self._regions is None:
             self._uninstall()
         elif self._installed is None:
-            # Regions may be compiled in any iteration, and must not be compiled again.
+            # The hooks stay, because regions may be compiled in any iteration and must not be
+            # compiled again.
             self._install_hooks(build_module_tree(self._model))
         self._pass_finder.stop()
         self._calls.restart()

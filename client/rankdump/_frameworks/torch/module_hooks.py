@@ -1,12 +1,12 @@
-"""Guards around every hook, hooks on modules, and the watch for outermost calls of models, where an
-iteration may begin.
+"""Guards around every hook, hooks on modules, and the observer of outermost calls of models, at
+which an iteration may begin.
 
 Guards report internal errors, which never reach the training, and hide hooks from the compiler and
-a user's modes. Errors of the job are recognised by a fingerprint and never kept: objects in an
-error's traceback must be freed when the script releases the error. A script that frees memory and
-tries again depends on that.
+from modes of the user. Errors of the job are recognised by a fingerprint and never kept: the
+objects in an error's traceback must be freed when the script releases the error. A script that
+frees memory and tries again depends on that.
 
-A hook runs once before a call, when an in-place operator has not overwritten its input, and once
+One hook runs before a call, while an in-place operator has not overwritten its input, and one runs
 after it, also if the call raised. Hooks that are installed while an outermost call begins run for
 that call too. Copied and pickled modules get hooks that do nothing.
 """
@@ -46,7 +46,7 @@ _ResultT = TypeVar("_ResultT")
 def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
     """Exclude a hook that runs between two compiled regions from compilation.
 
-    Otherwise it would be compiled by itself, and a compiled hook observes nothing.
+    Otherwise the hook would be compiled separately, and a compiled hook observes nothing.
     """
     skip_compilation(function)
     return function
@@ -55,7 +55,9 @@ def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
 def run_shielded(
     body: Callable[..., _ResultT], failed: Callable[[Exception], None], *args: Any
 ) -> _ResultT | None:
-    """Run a hook's body; None after an error, which goes to `failed`. Interrupts pass through."""
+    """Run the body of a hook; return None after an error, which is passed to `failed`. Interrupts
+    pass through.
+    """
     is_measured = HOOK_METER.is_on and HOOK_METER.begin()
     try:
         with disable_function_modes():
@@ -69,15 +71,15 @@ def run_shielded(
 
 
 _MAX_CAUSES = 32
-"""Limit to the chain of causes that is searched."""
+"""Maximum length of the chain of causes that is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFingerprint:
     """Fingerprint by which an error is recognised.
 
-    Identity alone fails if an error was freed and another one took its place in memory; that one
-    was hardly raised by the same line.
+    The identity alone is not enough: an error may be freed and another one take its place in
+    memory. But it is unlikely that the same line raised that one.
     """
 
     identity: int
@@ -86,13 +88,13 @@ class ErrorFingerprint:
 
 
 def find_handled_error() -> int:
-    """Return the identity of the error that this thread is handling; 0 without one."""
+    """Return the identity of the error that this thread is handling; 0 if there is none."""
     error = sys.exc_info()[1]
     return 0 if error is None else id(error)
 
 
 def find_raised_error(handled: int) -> BaseException | None:
-    """Return the error being handled, unless its identity is `handled`."""
+    """Return the error that is being handled, unless its identity is `handled`."""
     error = sys.exc_info()[1]
     return None if error is None or id(error) == handled else error
 
@@ -108,7 +110,7 @@ def fingerprint_error(error: BaseException) -> ErrorFingerprint:
 
 
 def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
-    """Return whether an error is the fingerprinted one, or was raised because of it."""
+    """Return whether an error is the one with this fingerprint, or was raised because of it."""
     found: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if found is None or fault is None:
@@ -120,7 +122,7 @@ def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
 
 
 class CopyableHook:
-    """Base of hooks on modules: a copied or pickled module gets a hook that does nothing."""
+    """Base class of hooks on modules: a copied or pickled module gets a hook that does nothing."""
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return do_nothing
@@ -129,11 +131,12 @@ class CopyableHook:
         return make_inert_hook, ()
 
 
-# Both names are in the files of modules that a script pickled.
+# The names of both functions must stay, because they are in the files of modules that a script
+# pickled.
 
 
 def do_nothing(*args: object) -> None:
-    """Replace a hook in a copied or pickled module."""
+    """Do nothing; replaces a hook in a copied or pickled module."""
 
 
 def make_inert_hook() -> Callable[..., None]:
@@ -147,11 +150,11 @@ class ModuleCallListener(Protocol):
     def enter(
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Open a call."""
+        """Receive the start of a call."""
         ...
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call; of a call that raised `result` is None."""
+        """Receive the end of a call; if the call raised, `result` is None."""
         ...
 
     def report_failure(self, error: Exception) -> None:
@@ -160,19 +163,19 @@ class ModuleCallListener(Protocol):
 
 
 class RegionTracer(Protocol):
-    """Puts the observation of a module's calls into the graph that Dynamo traces."""
+    """Inserts the observation of a module's calls into the graph that Dynamo traces."""
 
     def trace_arguments(self, args: Sequence[object], kwargs: Mapping[str, object] | None) -> None:
-        """Observe what the module is called with."""
+        """Observe the arguments of the module's call."""
         ...
 
     def trace_result(self, result: object) -> None:
-        """Observe what the module returns."""
+        """Observe the result of the module's call."""
         ...
 
 
 class ModuleHooks:
-    """Hooks on the modules of one tree, until `remove`."""
+    """Hooks on the modules of one tree; they are in place until `remove`."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class ModuleHooks:
         calls: ModuleCallListener,
         make_tracer: Callable[[ModuleOperator], RegionTracer | None] = lambda operator: None,
     ) -> None:
-        """`make_tracer` returns what observes a module inside compiled regions, or None."""
+        """`make_tracer` returns the tracer of a module inside compiled regions, or None."""
         self.tree = tree
         self._make_tracer = make_tracer
         self._handles: list[RemovableHandle] = []
@@ -222,7 +225,7 @@ class ModuleHooks:
 
 
 class _OperatorHook(CopyableHook):
-    """Base of the hooks on an observed module."""
+    """Base class of the hooks on an observed module."""
 
     def __init__(
         self,
@@ -240,7 +243,8 @@ class _OperatorPreHook(_OperatorHook):
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
-        # torch still runs a hook that an earlier hook of the call removed, and without kwargs.
+        # torch still runs a hook that an earlier hook of the same call removed, and passes it no
+        # kwargs then.
         if self._tracer is not None and self.installed and is_region_traced():
             self._tracer.trace_arguments(args, kwargs)
         elif self.installed and not is_tracing():
@@ -259,7 +263,7 @@ class _OperatorPostHook(_OperatorHook):
 
 
 class _BoundaryCall(_OperatorHook):
-    """Wrapper around the call of a module that must have no hooks, such as a compiled one."""
+    """Wrapper of the call of a module that must have no hooks, such as a compiled one."""
 
     def __init__(
         self, operator: ModuleOperator, calls: ModuleCallListener, inner: Callable[..., Any]
@@ -281,17 +285,19 @@ class _BoundaryCall(_OperatorHook):
 
 
 class TorchOutermostWatch:
-    """Watches models until `remove`; calls inside another model's call do not count."""
+    """Reports the outermost calls of models until `remove`; calls inside another model's call do
+    not count.
+    """
 
     def __init__(self, begins: Callable[[int], None]) -> None:
-        """`begins` gets the number of the model, before its call is observed."""
+        """`begins` is called with the number of the model, before the call is observed."""
         self._model_called = begins
         self._handles: list[RemovableHandle] = []
         self._watched = 0
         self._open = threading.local()
 
     def watch(self, model: Module) -> None:
-        """Watch one more model; it gets the next number, from 0."""
+        """Watch another model; models are numbered from 0 in the order of these calls."""
         before = _ModelPreHook(self, model, self._watched)
         self._watched += 1
         self._handles += (
@@ -306,7 +312,7 @@ class TorchOutermostWatch:
         self._handles.clear()
 
     def enter(self, number: int) -> bool:
-        """Count the begin of a call; report it and return True if it is an outermost one."""
+        """Count the begin of a call; if it is an outermost one, report it and return True."""
         depth = self._depth
         self._open.depth = depth + 1
         if depth == 0:
@@ -328,12 +334,13 @@ class _ModelPreHook(CopyableHook):
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any) -> None:
-        # A replica shares the hooks of its model.
+        # A replica of the model shares the model's hooks.
         if module is not self._model or is_tracing():
             return
         known = set(read_pre_hooks(module))
         if self._outermost.enter(self._number):
-            # torch listed the hooks of this call before, without those installed now.
+            # torch listed the hooks of this call before, so hooks that were installed just now are
+            # run here.
             for key, hook in list(read_pre_hooks(module).items()):
                 if key not in known:
                     hook(module, args, kwargs)

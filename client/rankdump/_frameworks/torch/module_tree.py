@@ -1,7 +1,7 @@
-"""Names of the modules, parameters and buffers of a model, without wrappers around modules, and the
-arguments of a module's configuration.
+"""Names of the modules, parameters and buffers of a model, leaving out wrappers around modules, and
+the arguments of a module's configuration.
 
-Arguments are plain values, which print the same in every run; never tensors, modules or hooks.
+Arguments are plain values that print the same text in every run, never tensors, modules or hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rankdump._frameworks.torch.internals import find_compiled_call, is_persiste
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 
-# By name, because importing the compiler takes a second, and most jobs do not need it.
+# The class is compared by name, because importing the compiler takes a second, and most jobs do not
+# need it.
 _OPTIMIZED_MODULE = "torch._dynamo.eval_frame.OptimizedModule"
 _WRAPPER_ATTRIBUTES = {
     _OPTIMIZED_MODULE: "_orig_mod",
@@ -43,7 +44,7 @@ COMPILED_WARNING = (
     "with TORCH_COMPILE_DISABLE=1"
 )
 INSIDE_COMPILED_HINT = ", or attach the model with inside_compiled=True"
-"""Continues that warning where operators inside can be observed."""
+"""Continuation of the warning about a compiled module if operators inside it can be observed."""
 OTHER_COMPILED_WARNING = (
     "no module inside the attached model was observed in a dumped iteration, and torch.compile has "
     "compiled code of this process: if that is the model's, attach what torch.compile returned"
@@ -56,14 +57,16 @@ FUSED_WARNING = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleOperator:
-    """Observed module."""
+    """An observed module."""
 
     module: Module
     scope: OperatorScope
     boundary: bool = False
-    """Whether it represents a compiled region: the same operator inside is not counted again."""
+    """Whether the operator stands for a compiled region; the same operator inside the region is not
+    counted again.
+    """
     in_place: bool = False
-    """Whether the region is the module's own call, as `Module.compile` makes it."""
+    """Whether the region is the module's own call, as after `Module.compile`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class ModuleTree:
     operators: tuple[ModuleOperator, ...]
     notes: tuple[str, ...]
     fused: tuple[ModuleOperator, ...] = ()
-    """Modules that a hook would change: only their call can be observed, by replacing it."""
+    """Modules that a hook would change: only their call is observed, by replacing it."""
 
     def has_same_modules(self, other: ModuleTree) -> bool:
         """Return whether both trees have the same modules under the same names."""
@@ -83,7 +86,9 @@ class ModuleTree:
 
 
 def build_module_tree(model: Module) -> ModuleTree:
-    """Name the modules of a model; one used in several places is named after the first."""
+    """Return the modules of a model with their names; a module used in several places is named
+    after the first.
+    """
     walk = _ModuleWalk()
     walk.visit(model, "", ())
     return ModuleTree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
@@ -92,9 +97,9 @@ def build_module_tree(model: Module) -> ModuleTree:
 def is_run_elsewhere(
     tree: ModuleTree, has_calls: Callable[[OperatorScope], bool], *, has_gradients: bool
 ) -> bool:
-    """Return whether the modules of a model that ran in an iteration were not seen: compiled code
-    runs them that the tree does not have, because the script compiled the attached model, or one
-    around it.
+    """Return whether modules of a model ran in an iteration without being seen: compiled code runs
+    them that is not in the tree, because the script compiled the attached model, or a model around
+    it.
     """
     if COMPILED_WARNING in tree.notes or not tree.operators:
         return False
@@ -112,13 +117,13 @@ def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
 
 @dataclass(frozen=True, slots=True)
 class BufferLocation:
-    """Location of a buffer, which may hold another tensor after every step."""
+    """Place of a buffer, which may hold another tensor after every step."""
 
     name: str
-    """Dotted name, from the root of the model."""
+    """Dotted name of the buffer, from the root of the model."""
     module: Module
     persistent: bool
-    """Whether it is part of the model's state."""
+    """Whether the buffer is part of the model's state."""
 
     @property
     def buffer(self) -> Tensor:
@@ -127,7 +132,7 @@ class BufferLocation:
 
 
 def iterate_buffer_locations(model: Module) -> Iterator[BufferLocation]:
-    """Yield the location of each buffer; one in several places is named after the first."""
+    """Yield the place of each buffer; a buffer in several places is named after the first."""
     for module, name, _ in _iterate_once(model, lambda module: module.named_buffers(recurse=False)):
         yield BufferLocation(name, module, is_persistent(module, name.rpartition(".")[2]))
 
@@ -137,20 +142,20 @@ def iterate_chosen_names(model: Module, chosen: Callable[[Module], bool]) -> Ite
     names: dict[int, str] = {}
     for prefix, module in _iterate_modules(model, "", set()):
         for name, tensor in iterate_own_tensors(module):
-            # A shared tensor is known under the first of its names, whichever owner was chosen.
+            # A shared tensor has the first of its names, whichever of its owners is chosen.
             known = names.setdefault(id(tensor), prefix + name)
             if chosen(module):
                 yield known
 
 
 def iterate_own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of a module itself, not of its children."""
+    """Yield the own parameters and buffers of a module, without those of its children."""
     yield from module.named_parameters(recurse=False)
     yield from module.named_buffers(recurse=False)
 
 
 def find_class_name(module: Module) -> str:
-    """Return the class name of a module; for a wrapper that of the module inside."""
+    """Return the class name of a module; for a wrapper, that of the module inside."""
     return _find_original_class(type(unwrap_module(module))).__name__
 
 
@@ -162,14 +167,16 @@ def unwrap_module(module: Module) -> Module:
 
 
 _SHARDED_BASES = ("FSDPModule", "ReplicateModule", "DDP")
-"""Classes that `fully_shard` and `replicate` put in front of a module's own class."""
+"""Classes that `fully_shard` and `replicate` prepend to a module's own class."""
 
 
 def _find_original_class(kind: type) -> type:
-    """Return the class that a module had before torch gave it one with another behaviour.
+    """Return the class that a module had before torch replaced it by a derived class with other
+    behaviour.
 
-    Such a class is made for each module's class, with the behaviour and that class as its bases
-    (torch.distributed.fsdp.fully_shard, torch.distributed._composable.replicate).
+    torch creates such a class for the class of each module, with the behaviour and the original
+    class as its bases (torch.distributed.fsdp.fully_shard,
+    torch.distributed._composable.replicate).
     """
     while (
         len(kind.__bases__) > 1
@@ -279,14 +286,14 @@ def _explain_unobservable(module: Module) -> str:
 
 _PLAIN_TYPES = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _STATE_ATTRIBUTES = frozenset(("training", "call_super_init", "dump_patches"))
-"""Attributes of every module, which are not arguments."""
+"""Attributes that every module has and that are not arguments."""
 _NO_ATTRIBUTE = object()
 
 
 def read_module_arguments(module: Module) -> dict[str, str]:
-    """Return the module's arguments as texts, sorted by name.
+    """Return the arguments of a module as texts, sorted by name.
 
-    For a module with its bias as a parameter, `bias` tells whether there is one.
+    If a module has its bias as a parameter, `bias` says whether there is one.
     """
     found = {
         name: str(value)

@@ -1,9 +1,10 @@
-"""States that optimizers keep for their parameters, recorded at the end of an iteration with the
-values of the parameters: after the last step of the optimizers. The script names an optimizer, or
-the plan asks for those of torch that step.
+"""States that optimizers keep for their parameters. They are recorded at the end of an iteration
+together with the values of the parameters, which is after the last step of the optimizers. The
+script names an optimizer, or the plan asks for the optimizers of torch that step.
 
 A state is named after its parameter in an attached model. An optimizer that steps copies of the
-weights has parameters of no model: those are recorded as well, under the number of their group.
+weights has parameters that belong to no model: their states are recorded too, under the number of
+their group.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 # pyright: reportUnknownArgumentType=false
 
 _COUNTER = "step"
-"""State with the number of steps, the same for all parameters of a group."""
+"""Key of the state with the number of steps, which is equal for all parameters of a group."""
 
 
 class _ParameterPlace(NamedTuple):
@@ -54,19 +55,23 @@ class TorchOptimizerHook:
         """Optimizers that have stepped, in the order of their first steps."""
         self._is_armed = False
         self._held: list[Optimizer] = []
-        """Those of them that are kept alive until an armed iteration ends: the last one ends when
-        the interpreter does, after the function has returned that an optimizer may be local to."""
+        """Found optimizers that are kept alive until an armed iteration ends. The last iteration
+        ends only when the interpreter does, after the return of the function that an optimizer may
+        be local to.
+        """
         self._handle: RemovableHandle | None = None
 
     def add_optimizer(self, optimizer: object) -> bool:
-        """Record the states of an optimizer from now on; return whether it is one."""
+        """Record the states of an optimizer from now on; return whether the object is
+        an optimizer.
+        """
         if not _is_optimizer(optimizer):
             return False
         self._declared.append(optimizer)
         return True
 
     def find_optimizers(self) -> None:
-        """Record also the states of the optimizers of torch that step from now on."""
+        """Also record the states of those optimizers of torch that step from now on."""
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(self._after_step)
 
@@ -76,12 +81,12 @@ class TorchOptimizerHook:
         return tuple(self._found)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Hold optimizers until the states are read, at the end."""
+        """Keep optimizers alive until their states are read at the end of the iteration."""
         self._is_armed = armed
         self._held = [*self._found] if armed else []
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Record the states."""
+        """Record the states of all optimizers."""
         if armed:
             observer = TorchObserver(self._recorder, 0)
             run_shielded(self._record_states, observer.report_failure)
@@ -114,7 +119,7 @@ class TorchOptimizerHook:
             for number, parameter in _iterate_parameters(optimizer):
                 place = places.get(id(parameter))
                 states = _list_states(optimizer, parameter, with_master=place is None)
-                # An optimizer may wrap another one, which steps the same parameters.
+                # An optimizer may wrap another one that steps the same parameters.
                 states = {k: v for k, v in states.items() if (id(parameter), k) not in recorded}
                 recorded.update((id(parameter), key) for key in states)
                 is_unnamed = is_unnamed or (place is None and bool(states))
@@ -128,7 +133,7 @@ class TorchOptimizerHook:
         observer = TorchObserver(self._recorder, place.graph)
         for key, value in states.items():
             name = f"{OPTIMIZER_PREFIX}{place.name}.{key}"
-            # Some are smaller than their parameter, such as the rows of a factored moment.
+            # Some states are smaller than their parameter, such as the rows of a factored moment.
             find_layout = place.find_layout if value.shape == parameter.shape else None
             if observer.is_selected(name, TensorSide.OUTPUT):
                 observer.record_optimizer_state(name, key, value, find_layout)
@@ -141,11 +146,11 @@ class TorchOptimizerHook:
         }
 
     def _list_optimizers(self, places: dict[int, _ParameterPlace]) -> list[Any]:
-        """Return the optimizers that were declared, then those that were found.
+        """Return the optimizers that the script declared, then those that were found.
 
-        One without a parameter of an attached model steps copies of weights, or the weights of
-        another model. It is taken for the former while attached models have trainable parameters
-        that no optimizer steps.
+        An optimizer without a parameter of an attached model steps either copies of the weights or
+        the weights of another model. The first is assumed while attached models have trainable
+        parameters that no optimizer steps.
         """
         found = [each for each in self._found if all(each is not d for d in self._declared)]
         stepped = {
@@ -186,6 +191,8 @@ def _list_states(optimizer: Any, parameter: Tensor, *, with_master: bool) -> dic
 
 
 def _is_optimizer(value: object) -> bool:
-    """Return whether a value has what every optimizer of torch has, also wrapped by a library."""
+    """Return whether a value has the attributes of every optimizer of torch, also if a library
+    wraps it.
+    """
     groups = getattr(value, "param_groups", None)
     return isinstance(groups, list) and hasattr(getattr(value, "state", None), "get")

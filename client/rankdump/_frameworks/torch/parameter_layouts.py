@@ -1,5 +1,5 @@
-"""Layouts of parameters that are divided without DTensor, from private attributes; where one is
-missing there is no layout. No other package than torch is imported, and nothing communicates.
+"""Layouts of parameters that are divided without DTensor, read from private attributes; if one is
+missing, there is no layout. No package except torch is imported, and nothing communicates.
 
 FSDP2 has a sharded parameter in the place of a gathered one, FSDP1 flat parameters and the original
 ones that are views into them (torch.distributed.fsdp: _flat_param.FlatParameter and
@@ -59,8 +59,8 @@ def iterate_fsdp2_groups(model: Module) -> Iterator[Any]:
 def find_sharded_parameters(model: Module) -> dict[int, Parameter]:
     """Return FSDP2's sharded parameters by the identity of the gathered ones.
 
-    A module that is not resharded after its forward still has the gathered ones, but optimizers
-    have the others.
+    A module that is not resharded after its forward still has the gathered parameters, but
+    optimizers have the sharded ones.
     """
     found: dict[int, Parameter] = {}
     for group in iterate_fsdp2_groups(model):
@@ -100,7 +100,7 @@ class _FlatShard:
         self._mesh, self._coordinate = _describe_groups(module, handle)
 
     def find_flat_layout(self, shape: tuple[int, ...]) -> TensorLayout | None:
-        """Return the layout of the flat parameter itself; `shape` is that of its tensor."""
+        """Return the layout of the flat parameter itself, whose tensor has this shape."""
         total = self._flat._unpadded_unsharded_size.numel()
         if shape == (total,) and not (self._is_sharded and self._world > 1):
             return self._make_replica((total,), shape)
@@ -112,7 +112,7 @@ class _FlatShard:
         return self._make_range((total,), (start,), (start, stop), size - (stop - start))
 
     def find_original_layout(self, number: int, shape: tuple[int, ...]) -> TensorLayout | None:
-        """Return the layout of an original parameter, a view into the flat one."""
+        """Return the layout of an original parameter, which is a view into the flat one."""
         whole = tuple(self._flat._shapes[number])
         if not self._is_sharded:
             return self._make_replica(whole, shape)
@@ -120,7 +120,7 @@ class _FlatShard:
         start = info.intra_param_start_idx if info.in_shard else 0
         stop = info.intra_param_end_idx + 1 if info.in_shard else 0
         if shape != (stop - start,):
-            # It is gathered now.
+            # The parameter is gathered now.
             return self._make_replica(whole, shape)
         return self._make_range(whole, _unravel(start, whole), (start, stop), 0)
 
@@ -142,8 +142,8 @@ class _FlatShard:
 def _describe_groups(module: Any, handle: Any) -> tuple[RankMesh, tuple[int, ...]]:
     """Return the mesh of a flat parameter's ranks, and this rank's coordinate in it.
 
-    A hybrid strategy shards in one group, and has replicas in another: the ranks of all groups are
-    those of the two groups of this rank, shifted.
+    A hybrid strategy shards in one group, and has replicas in another. The ranks of all other
+    groups follow from the two groups of this rank by adding an offset.
     """
     sharding = dist.get_process_group_ranks(handle.process_group)
     replicas: Any = getattr(module, "_inter_node_pg", None)
@@ -158,7 +158,7 @@ def _describe_groups(module: Any, handle: Any) -> tuple[RankMesh, tuple[int, ...
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of an element by its number in C order."""
+    """Return the index of an element from its number in C order."""
     index: list[int] = []
     for extent in reversed(shape):
         index.append(at % extent if extent else 0)
@@ -174,7 +174,7 @@ def is_megatron_imported() -> bool:
 def iterate_attribute_layouts(
     named: Sequence[tuple[str, Parameter]],
 ) -> Iterator[tuple[Tensor, LayoutFinder]]:
-    """Yield the parameters that carry attributes of Megatron or DeepSpeed, with their layouts."""
+    """Yield the parameters that have attributes of Megatron or DeepSpeed, with their layouts."""
     for _, parameter in named:
         if getattr(parameter, "ds_tensor", None) is not None:
             yield parameter, partial(_find_zero_layout, parameter)
@@ -183,7 +183,7 @@ def iterate_attribute_layouts(
 
 
 def select_partition(parameter: Tensor) -> Tensor:
-    """Return the tensor that has a parameter's elements on this rank.
+    """Return the tensor that holds the elements of a parameter on this rank.
 
     While ZeRO-3 has not gathered a parameter, its own tensor is empty.
     """
@@ -194,7 +194,7 @@ def select_partition(parameter: Tensor) -> Tensor:
 def iterate_sharded_state(model: Module) -> Iterator[tuple[Tensor, LayoutFinder]]:
     """Yield the parameters that Megatron's `sharded_state_dict` describes, with their layouts.
 
-    It makes references for a checkpoint and copies no parameter.
+    That method creates references for a checkpoint and copies no parameter.
     """
     describe: Any = getattr(model, "sharded_state_dict", None)
     if not callable(describe):
@@ -222,7 +222,9 @@ def _iterate_leaves(state: object) -> Iterator[object]:
 
 
 def _find_megatron_layout(parameter: Any, shape: tuple[int, ...]) -> TensorLayout | None:
-    """Return the layout by the attributes: `partition_stride` pieces are divided, each alike."""
+    """Return the layout according to Megatron's attributes: each of `partition_stride` pieces is
+    divided in the same way.
+    """
     mesh, coordinate = _describe_tensor_group(parameter)
     dimension, stride = int(parameter.partition_dim), int(parameter.partition_stride)
     if not mesh.shape or not 0 <= dimension < len(shape):
@@ -238,7 +240,9 @@ def _find_megatron_layout(parameter: Any, shape: tuple[int, ...]) -> TensorLayou
 
 
 def _find_state_layout(entry: Any, parameter: Any, shape: tuple[int, ...]) -> TensorLayout:
-    """Return the layout of a ShardedTensor; an axis in front numbers layers and joins the name."""
+    """Return the layout of a ShardedTensor; an axis that it prepends is the number of a layer,
+    which becomes part of the name.
+    """
     prepended = int(entry.prepend_axis_num or 0)
     whole, offset = tuple(entry.global_shape)[prepended:], tuple(entry.global_offset)[prepended:]
     name = "".join(f"[{at}]" for at in tuple(entry.global_offset)[:prepended])
@@ -249,7 +253,7 @@ def _find_state_layout(entry: Any, parameter: Any, shape: tuple[int, ...]) -> Te
     if mesh.shape and len(cuts) == 1:
         placements = (MeshPlacement(PlacementKind.SHARD, cuts[0]),)
     elif cuts:
-        # Other groups divide it as well: the offset is known, the mesh is not.
+        # Other groups divide the tensor too, so the offset is known but not the mesh.
         mesh, coordinate, placements = _make_own_mesh(), (), ()
     flat = entry.flattened_range
     held = () if flat is None else (int(flat.start), int(flat.stop))
@@ -267,7 +271,9 @@ def _find_state_layout(entry: Any, parameter: Any, shape: tuple[int, ...]) -> Te
 
 
 def _find_zero_layout(parameter: Any, shape: tuple[int, ...]) -> TensorLayout | None:
-    """Return the layout of a parameter of ZeRO-3: the partition while it is not gathered."""
+    """Return the layout of a parameter of ZeRO-3: that of the partition while the parameter is not
+    gathered.
+    """
     whole, total = tuple(parameter.ds_shape), int(parameter.ds_numel)
     mesh, coordinate = _describe_group(getattr(parameter, "ds_process_group", None), "zero")
     if not mesh.shape:
@@ -292,7 +298,9 @@ def _find_zero_layout(parameter: Any, shape: tuple[int, ...]) -> TensorLayout | 
 
 
 def _describe_tensor_group(parameter: Any) -> tuple[RankMesh, tuple[int, ...]]:
-    """Return the group that divides a parameter; experts may have one of their own."""
+    """Return the mesh of the group that divides a parameter, and this rank's coordinate; experts
+    may have a group of their own.
+    """
     state: Any = sys.modules.get(_PARALLEL_STATE)
     is_expert = getattr(parameter, "allreduce", True) is False
     names = ("get_expert_tensor_parallel_group",) if is_expert else ()
@@ -311,6 +319,8 @@ def _describe_group(group: Any, name: str) -> tuple[RankMesh, tuple[int, ...]]:
 
 
 def _make_own_mesh() -> RankMesh:
-    """Return a mesh without dimensions, of this rank alone: it is not known who has the rest."""
+    """Return a mesh without dimensions that has only this rank, because it is not known who has the
+    other parts.
+    """
     is_used = dist.is_available() and dist.is_initialized()
     return RankMesh("", (), (), dist.get_rank() if is_used else 0)

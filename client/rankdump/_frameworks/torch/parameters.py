@@ -1,15 +1,15 @@
 """Parameters and buffers after the step, gradients that the optimizer is about to use, and modules
 that the script marked with `set_dump`.
 
-A gradient is read when an optimizer's step begins: after accumulation, reduction, unscaling and
-clipping. A step with a closure computes the gradients itself (Lightning's do, and LBFGS), so they
-are read when it ends. Without an optimizer of torch they are read at the end of the iteration. A
-buffer that is not part of the model's state is a constant and is recorded once. Marks keep no
-module alive.
+A gradient is read when the step of an optimizer begins: after accumulation, reduction, unscaling
+and clipping. A step with a closure computes the gradients itself (Lightning's steps and LBFGS do),
+so they are read when the step ends. Without an optimizer of torch they are read at the end of the
+iteration. A buffer that is not part of the model's state is a constant and is recorded once. Marks
+keep no module alive.
 
-Of parameters whose tensors are plain, the layouts follow from what torch's FSDP1, Megatron and
-DeepSpeed attached to them. They are found when the structure of a model is read, not in each
-iteration.
+For parameters with plain tensors, layouts follow from the attributes that torch's FSDP1, Megatron
+and DeepSpeed attach to them. Layouts are determined when the structure of a model is read, not in
+each iteration.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 
 
 class PlacedParameter(NamedTuple):
-    """A parameter of a model, as optimizers have it."""
+    """A parameter of a model, in the form in which optimizers have it."""
 
     name: str
-    """Dotted name on this rank."""
+    """Dotted name of the parameter on this rank."""
     tensor: Parameter
     layout: TensorLayout | None
-    """None where the rank has all of it, as far as is known."""
+    """Layout of the parameter; None if the rank has all of it, as far as is known."""
 
 
 class TorchParameterObserver:
@@ -87,10 +87,10 @@ class TorchParameterObserver:
         self._handles: list[RemovableHandle] = []
         self._causes: StepCauseObserver | None = None
         self.walks = 0
-        """How often the modules were walked through; the parameters are the same until the next."""
+        """Number of walks through the modules; parameters stay the same until the next walk."""
 
     def use_causes(self, causes: StepCauseObserver | None) -> None:
-        """Report also the learning rates that optimizers of the model use."""
+        """Also report the learning rates that optimizers of the model use."""
         self._causes = causes
 
     def restart(self) -> None:
@@ -98,7 +98,7 @@ class TorchParameterObserver:
         self._recorded.clear()
 
     def start(self, structure: list[object] | None) -> None:
-        """Observe optimizers from now on; `structure` is the model's, or None."""
+        """Observe optimizers from now on; `structure` is that of the model, or None if unknown."""
         self._refresh(structure)
         if not self._handles:
             self._handles = [
@@ -111,7 +111,7 @@ class TorchParameterObserver:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        # No tensor is kept alive while nothing is observed.
+        # The tensors are released, because none may be kept alive while nothing is observed.
         self._named, self._buffers = [], []
         self._gradients, self._layouts = {}, {}
         self._structure = None
@@ -128,7 +128,9 @@ class TorchParameterObserver:
             yield place.name, place.buffer
 
     def find_layout(self, parameter: object) -> LayoutFinder | None:
-        """Return the function that finds the layout of a plain parameter that is a part."""
+        """Return a function that finds the layout of a plain parameter that is a part
+        of a tensor.
+        """
         return self._layouts.get(id(parameter))
 
     def record_all(self) -> None:
@@ -147,7 +149,7 @@ class TorchParameterObserver:
 
     def _refresh(self, structure: list[object] | None) -> None:
         """Walk through the modules, unless the structure is unchanged."""
-        # The walk costs more than recording.
+        # The walk costs more than recording does.
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
@@ -159,7 +161,7 @@ class TorchParameterObserver:
         self._buffers = list(iterate_buffer_locations(self._model))
 
     def iterate_placed(self) -> Iterator[PlacedParameter]:
-        """Yield each parameter once, with its layout where it is a part."""
+        """Yield each parameter once, with its layout if it is a part of a tensor."""
         for name, _, parameter in self._named:
             local = strip_distribution(parameter)
             find_layout = self._layouts.get(id(parameter))
@@ -210,12 +212,12 @@ class TorchParameterObserver:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Return whether a step got a closure; `args` begins with the optimizer itself."""
+    """Return whether a step has a closure; `args` begins with the optimizer itself."""
     return kwargs.get("closure") is not None or any(callable(each) for each in args[1:])
 
 
 class ModuleMarks:
-    """Marks of this process's modules; they keep no module alive."""
+    """Marks of the modules of this process; a mark keeps no module alive."""
 
     def __init__(self) -> None:
         self._by_module: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
@@ -246,8 +248,8 @@ module_marks = ModuleMarks()
 def set_dump(module: object, enabled: object = True) -> None:
     """Mark a module and all modules inside it, or remove their marks; the last call counts.
 
-    It takes effect at the next call of an operator. ValueError for anything but a module and a
-    bool, as in MindSpore (API reference of mindspore.set_dump).
+    The mark takes effect at the next call of an operator. ValueError if the arguments are not a
+    module and a bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(module, Module):
         raise make_mark_target_error(module, "torch.nn.Module")
@@ -276,7 +278,9 @@ class ModuleMarkReporter:
 
 
 def iterate_sharded_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
-    """Yield each parameter once with its dotted name, as optimizers have it: sharded by FSDP2."""
+    """Yield each parameter once with its dotted name, in the form that optimizers have: sharded by
+    FSDP2.
+    """
     sharded: dict[int, Parameter] = {}
     if _is_distributed():
         from rankdump._frameworks.torch.parameter_layouts import find_sharded_parameters
@@ -289,9 +293,10 @@ def iterate_sharded_parameters(model: Module) -> Iterator[tuple[str, Parameter]]
 def find_parameter_layouts(
     model: Module, named: Sequence[tuple[str, Parameter]]
 ) -> dict[int, LayoutFinder]:
-    """Return the layouts of plain parameters that are parts, by identity of the parameter.
+    """Return the layouts of plain parameters that are parts of tensors, by identity of the
+    parameter.
 
-    Of several descriptions of a parameter the one that knows most counts.
+    If a parameter is described several times, the most detailed description counts.
     """
     layouts = _iterate_layouts(model, named)
     return {id(tensor): CheckedLayout(find_layout) for tensor, find_layout in layouts}

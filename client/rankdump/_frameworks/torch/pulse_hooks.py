@@ -1,10 +1,10 @@
-"""Pulses of a torch model for the black box: extremes, sum of squares and counts of what is not
-finite, of the outputs of its innermost modules and of the gradients of its parameters.
+"""Pulses of a torch model for the black box: extremes, sums of squares and counts of NaN and
+infinities, of the outputs of the model's innermost modules and of the gradients of its parameters.
 
-Only modules and parameters of the running step's part have hooks, because torch calls a module
-without hooks faster. A gradient is measured where it arrives, before ranks reduce it, else when an
-optimizer is about to use it. A gradient that is not finite is a fault only when an optimizer uses
-it: where a loss scale was too high, `GradScaler` skips the step.
+Only the modules and parameters in the part that the running step measures have hooks, because torch
+calls a module without hooks faster. A gradient is measured when it arrives, before ranks reduce it,
+or else when an optimizer is about to use it. A gradient that is not finite is a fault only if an
+optimizer uses it: if the loss scale was too high, `GradScaler` skips the step.
 """
 
 from __future__ import annotations
@@ -75,25 +75,30 @@ _FLOAT_CODES: Mapping[torch.dtype, int] = {
     for name in ("float16", "bfloat16", "float32", "float64")
 }
 _MAX_CACHED_KINDS = 64
-"""Of one call of a module: shapes may differ from step to step."""
+"""Maximum number of cached kinds for each call of a module: shapes may differ from step to step."""
 _TREE_CHECK_STEPS = 16
-"""Steps after which a model is looked at again: it may have other modules."""
+"""Number of steps after which the modules of a model are read again, because they may
+have changed.
+"""
 _SETTLE_STEPS = 16
-"""Steps after which it is known how much of a model can be measured."""
+"""Number of steps after which it is settled how much of a model can be measured."""
 
 _UNUSED_STEPS = 2
-"""Steps in a row without an optimizer after which gradients are measured as they arrive."""
+"""Number of consecutive steps without an optimizer after which gradients are measured when they
+arrive.
+"""
 
 _measure = KERNELS.functions.measure_elements
 _clock_ns = time.perf_counter_ns
 
 
 def measure_tensor(tensor: Tensor) -> FoundMoments | None:
-    """Return the moments of floating-point numbers in host memory; None for other tensors."""
+    """Return the moments of a floating-point tensor in host memory; None for any other tensor."""
     code = _FLOAT_CODES.get(tensor.dtype)
     if code is None or is_wrapped(tensor):
         return None
-    # Nearly all tensors are of this form, and every further call costs as much as the measuring.
+    # Nearly all tensors are plain, and each further function call would cost as much as the
+    # measuring.
     if type(tensor) is not Tensor or not tensor.is_cpu or not tensor.is_contiguous():
         tensor = strip_distribution(tensor).detach()
         if not tensor.is_cpu:
@@ -105,8 +110,8 @@ def measure_tensor(tensor: Tensor) -> FoundMoments | None:
 
 
 def fingerprint_tensor(tensor: Tensor, kind: TensorKind) -> bytes:
-    """Return the fingerprint of a tensor that `measure_tensor` measures; empty where it has none,
-    as a shard that is at no single place.
+    """Return the fingerprint of a tensor that `measure_tensor` can measure; empty if it has none,
+    such as a shard without a single place in its logical tensor.
     """
     placement = place_fingerprint(kind.dtype, kind.shape, kind.layout)
     if placement is None:
@@ -116,7 +121,7 @@ def fingerprint_tensor(tensor: Tensor, kind: TensorKind) -> bytes:
 
 
 def describe_non_finite(moments: FoundMoments) -> str:
-    """Return how many elements are not finite.
+    """Return a text with the numbers of elements that are not finite.
 
     >>> describe_non_finite((4, 0.0, 0.0, 0.0, 0.0, 1, 0, 2, 0, 0, 0))
     '1 NaN and 2 -inf'
@@ -126,7 +131,7 @@ def describe_non_finite(moments: FoundMoments) -> str:
 
 
 class PulsedModel(NamedTuple):
-    """A model that is measured, and where its pulses go."""
+    """A measured model, and the recorder of its pulses."""
 
     pulses: PulseRecorder
     device: DevicePulses
@@ -139,13 +144,13 @@ class UsedParameters(NamedTuple):
     """Parameters that an optimizer steps."""
 
     counts: tuple[int, ...]
-    """Of each group, whether they belong to the model or not."""
+    """Number of parameters in each group, whether they belong to the model or not."""
     of_model: frozenset[int]
-    """Numbers of the objects of those that belong to the model."""
+    """Identities of the parameters that belong to the model."""
 
 
 class TorchPulseHook:
-    """Measures one attached model in every step."""
+    """Measures the tensors of one attached model in every step."""
 
     def __init__(
         self, model: Module, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
@@ -160,40 +165,44 @@ class TorchPulseHook:
         self._watched: list[_ModulePulseHook] = []
         self._parameters: list[_GradientPulseHook] = []
         self._wanted: list[_GradientPulseHook] = []
-        """Those that are measured in this step."""
+        """Gradient hooks that measure in this step."""
         self._named_modules: list[_ModulePulseHook] = []
         self._named_parameters: list[_GradientPulseHook] = []
-        """Those that watch rules name: they measure in every step."""
+        """Gradient hooks of parameters that watch rules name: they measure in every step."""
         self._parameter_ids: set[int] = set()
         self._used: dict[int, UsedParameters] = {}
-        """By the number of an optimizer's object, until the model is looked at again."""
+        """Parameters that each optimizer steps, by identity of the optimizer, until the model is
+        read again.
+        """
         self._turns = TensorTurns()
         self._due: list[TurnHook] = []
-        """Those whose tensors get fingerprints in this step, or are kept in full."""
+        """Hooks whose tensors get a fingerprint in this step or are kept in full."""
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
         self._is_stepped = False
-        """Whether an optimizer used them in this step."""
+        """Whether an optimizer used gradients of the model in this step."""
         self._unused_steps = 0
-        """Latest steps that called the model without an optimizer that used them."""
+        """Number of latest consecutive steps that called the model but in which no optimizer used
+        its gradients.
+        """
         self._handles: list[RemovableHandle] = []
         self._fixed: list[RemovableHandle] = []
         self._left_out = 0
-        """Tensors that have no hook in this step."""
+        """Number of tensors that have no hook in this step."""
         self._installed = (0, 0, False)
-        """Stride and part whose hooks are installed, and whether those of gradients are."""
+        """Stride and part whose hooks are installed, and whether hooks of gradients are."""
         self._steps = 0
         self._module_ids: list[int] = []
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Install the hooks of the part that is measured in this step."""
+        """Install the hooks of the part that this step measures."""
         self._iteration = iteration
         self._causes.begin_step(iteration)
         run_shielded(self._begin_step, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Take what was measured on accelerators in the step before."""
+        """Add the pulses that were measured on accelerators in the step before."""
         run_shielded(self._end_step, self._observer.report_failure)
 
     def detach(self) -> None:
@@ -205,7 +214,7 @@ class TorchPulseHook:
         self._fixed = []
 
     def hide(self, on: bool) -> None:
-        """Measure nothing from now on, or go on: a step that is repeated counts once."""
+        """Suspend measuring, or resume it: a step that is repeated counts once."""
         self._observer.is_hidden = on
 
     def _end_step(self) -> None:
@@ -215,7 +224,7 @@ class TorchPulseHook:
         else:
             self._unused_steps += self._causes.is_called
             if not self._installed[2]:
-                # No step of an optimizer, as where gradients of several are added up.
+                # No optimizer stepped, as when gradients are accumulated over several iterations.
                 self._measure_gradients([hook for hook in self._wanted if not hook.is_named])
         self._add_late_step(self._device.end_step(self._iteration))
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
@@ -225,7 +234,9 @@ class TorchPulseHook:
         self._add_late_step(self._device.finish())
 
     def _add_late_step(self, step: LateStep | None) -> None:
-        """Add what was measured on accelerators in an earlier step, and report its first fault."""
+        """Add the pulses that were measured on accelerators in an earlier step, and report its
+        first fault.
+        """
         if step is None:
             return
         rows = [
@@ -299,12 +310,14 @@ class TorchPulseHook:
             ]
 
     def _is_arrival_measured(self) -> bool:
-        """Return whether gradients are measured as they arrive, else when an optimizer uses them.
+        """Return whether gradients are measured when they arrive, and not when an optimizer uses
+        them.
 
-        Where they arrive, clipping has not yet made all of them NaN. But torch calls a parameter's
-        hooks in every step from the first one on, removed or not, so parameters have none while
-        only a part of the model can be measured. A loop without an optimizer of torch may release
-        gradients before a step ends; a single step without one may be an evaluation.
+        When gradients arrive, clipping has not yet turned all of them into NaN. But once a
+        parameter has had hooks, torch calls them in every step, even if they were removed; so
+        parameters get none while only a part of the model can be measured. A loop without an
+        optimizer of torch may release gradients before a step ends, but a single step without an
+        optimizer may be an evaluation.
         """
         is_whole = self._pulses.stride == 1 and self._steps > _SETTLE_STEPS
         return is_whole or self._unused_steps >= _UNUSED_STEPS
@@ -335,7 +348,8 @@ class TorchPulseHook:
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch.jit traces no step of an optimizer, and to ask it takes as long as all else here.
+        # torch.jit does not trace the step of an optimizer, and asking whether it does would take
+        # as long as everything else here.
         if not torch.compiler.is_compiling() and not self._observer.is_hidden:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
@@ -353,14 +367,14 @@ class TorchPulseHook:
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
     def _measure_gradients(self, hooks: Sequence[_GradientPulseHook]) -> None:
-        """Measure the gradients that are there and were not measured as they arrived."""
+        """Measure the present gradients that were not measured when they arrived."""
         for hook in hooks:
             if not hook.is_measured and hook.parameter.grad is not None:
                 hook.measure(hook.parameter.grad)
 
     def _find_used_parameters(self, optimizer: Optimizer) -> UsedParameters:
-        """Return what an optimizer steps; to look at each of its parameters takes longer than all
-        else of a step.
+        """Return the parameters that an optimizer steps; cached, because looking at each of its
+        parameters takes longer than everything else in a step.
         """
         counts = tuple(len(group["params"]) for group in optimizer.param_groups)
         used = self._used.get(id(optimizer))
@@ -372,33 +386,35 @@ class TorchPulseHook:
 
 
 def is_innermost(operator: ModuleOperator) -> bool:
-    """Return whether a module has no modules inside, or hides them in a compiled region."""
+    """Return whether a module has no modules inside, or has them only in a compiled region."""
     if operator.in_place:
         return False
     return operator.boundary or next(operator.module.children(), None) is None
 
 
 class _PulseHook(CopyableHook):
-    """Base of the hooks that measure tensors."""
+    """Base class of the hooks that measure tensors."""
 
     def __init__(self, context: PulsedModel, op_type: str, op_name: str) -> None:
-        """`op_name` is the name of a tensor of the hook, for the rules that name operators."""
+        """`op_name` is the operator name of one tensor of the hook, which watch rules are matched
+        with.
+        """
         self._context = context
         self._pulses, self._device, self._observer = context[:3]
         self._kinds: dict[Any, tuple[int, TensorKind]] = {}
         self.byte_count = 0
-        """Of the tensor that was measured last, in host memory."""
+        """Bytes of the tensor in host memory that was measured last."""
         self.is_due = False
-        """Whether the fingerprint of its next tensor is computed."""
+        """Whether the fingerprint of the hook's next tensor is computed."""
         self.is_kept = False
-        """Whether its next tensor is kept in full."""
+        """Whether the hook's next tensor is kept in full."""
         self.is_named = self._pulses.is_watched(op_type, op_name)
-        """Whether a watch rule names it."""
+        """Whether a watch rule names the hook's tensor."""
 
     def _add_kind(
         self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
     ) -> tuple[int, TensorKind]:
-        """Return the kind of a tensor that has none yet, and its number."""
+        """Return the kind of a tensor that is new, and its number."""
         kind = self._make_kind(op_type, op_name, slot, argument, tensor, TensorSide.OUTPUT)
         found = self._pulses.number_kind(kind), kind
         remember(self._kinds, key, found, _MAX_CACHED_KINDS)
@@ -431,8 +447,8 @@ class _PulseHook(CopyableHook):
     def _add_detail(
         self, number: int, kind: TensorKind, moments: FoundMoments, tensor: Tensor
     ) -> None:
-        """Compute the fingerprint of a tensor in host memory and keep it in full, each if it is the
-        turn of this hook.
+        """Compute the fingerprint of a tensor in host memory, and keep the tensor in full, each if
+        it is this hook's turn.
         """
         self.byte_count = kind.byte_count
         if self.is_kept:
@@ -459,7 +475,9 @@ class _PulseHook(CopyableHook):
     def _keep_fault(
         self, number: int, kind: TensorKind, tensor: Tensor, inputs: Sequence[CallLeaf] = ()
     ) -> None:
-        """Keep the first tensor of a step that is not finite, and the inputs of its operator."""
+        """Keep the first tensor of a step that is not finite, together with the inputs of its
+        operator.
+        """
         if not self._pulses.begin_fault():
             return
         found: list[tuple[TensorKind, TensorSource]] = []
@@ -485,13 +503,19 @@ class _ModulePulseHook(_PulseHook):
         super().__init__(context, scope.op_type, scope.forward_name(0))
         self.operator = operator
         self._source = ""
-        """Line that called the module first, for pulses that are read back later."""
+        """Line of the script that called the module first; used for pulses that are read back
+        later.
+        """
         self.calls = 0
-        """Calls in the running step."""
+        """Number of calls of the module in the running step."""
         self._seen: set[int] = set()
-        """Numbers of kinds; the cache forgets kinds of modules that are called very often."""
+        """Numbers of the kinds that were seen; unlike the cache, it forgets none if a module is
+        called very often.
+        """
         self._infinite: set[int] = set()
-        """Kinds that had infinite elements when they were seen first, such as masks."""
+        """Numbers of the kinds that had infinite elements when they were first seen,
+        such as masks.
+        """
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, result: Any) -> None:
@@ -544,7 +568,7 @@ class _ModulePulseHook(_PulseHook):
 
 
 class _GradientPulseHook(_PulseHook):
-    """Hook of a parameter, for its gradient."""
+    """Hook of a parameter that measures its gradient."""
 
     def __init__(self, context: PulsedModel, name: str, parameter: Parameter) -> None:
         self._op_name = make_gradient_name(name)
@@ -552,7 +576,7 @@ class _GradientPulseHook(_PulseHook):
         self.parameter = parameter
         self.is_measured = False
         self.bad_text = ""
-        """What is wrong with the gradient of this step; empty when nothing is."""
+        """What is wrong with the gradient of this step; empty if nothing is."""
         self._bad_kind: TensorKind | None = None
 
     @exclude_from_compilation
@@ -589,13 +613,13 @@ class _GradientPulseHook(_PulseHook):
             self._keep_fault(number, kind, gradient)
 
     def report(self) -> None:
-        """Report that an optimizer is about to use a gradient that is not finite."""
+        """Report that an optimizer is about to use the gradient although it is not finite."""
         text = f"a gradient that an optimizer uses has {self.bad_text}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, self._bad_kind)
 
 
 class _BatchHook(CopyableHook):
-    """Hook before each call of the attached model, for the causes of the step."""
+    """Hook before each call of the attached model that observes the causes of the step."""
 
     def __init__(self, context: PulsedModel, causes: StepCauseObserver) -> None:
         self._pulses, self._observer = context.pulses, context.observer
@@ -614,8 +638,8 @@ class _BatchHook(CopyableHook):
 
 
 def find_host_source(tensor: Tensor, kind: TensorKind) -> TensorSource | None:
-    """Return a tensor of that kind in host memory as a source; None for another, or one that is
-    unreadable.
+    """Return a tensor of this kind in host memory as a source; None if the tensor has another kind
+    or is unreadable.
     """
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str) or not source.tensor.is_cpu:
@@ -624,12 +648,12 @@ def find_host_source(tensor: Tensor, kind: TensorKind) -> TensorSource | None:
 
 
 def has_finite_elements(value: object) -> bool:
-    """Return whether a value is no tensor, or one whose elements are finite as far as known."""
+    """Return whether a value is not a tensor, or a tensor that is finite as far as known."""
     source = make_torch_source(value) if isinstance(value, Tensor) else None
     return source is None or isinstance(source, str) or source.is_finite()
 
 
 def find_source() -> str:
-    """Return `file:line` of the innermost call in the user's program; empty without one."""
+    """Return `file:line` of the innermost call in the user's program; empty if there is none."""
     lines = capture_source_lines(besides=FOREIGN_FILES)
     return f"{lines[-1].file}:{lines[-1].line}" if lines else ""

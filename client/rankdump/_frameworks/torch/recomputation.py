@@ -1,10 +1,11 @@
-"""Forward calls of an iteration, numbered per operator, and the forward call that a recomputation
-repeats. Tensors are recognised by fingerprints and never kept alive.
+"""Forward calls of an iteration, numbered for each operator, and the forward call that a
+recomputation repeats. Tensors are recognised by fingerprints and never kept alive.
 
-Activation checkpointing comes in two kinds. The reentrant kind runs a region inside an autograd
-function and without gradients: its calls follow the creation of that function's node. The other
-kind hooks the tensors that the region saves: its calls began under the same hook. Both are found
-from the node whose backward runs, because nodes are numbered in the order of the forward.
+There are two kinds of activation checkpointing. The reentrant kind runs a region inside an autograd
+function and without gradients: the calls of the region come after the creation of that function's
+node. The other kind hooks the tensors that the region saves: the calls of the region began under
+the same hook. Both kinds of region are found from the node whose backward is running, because nodes
+are numbered in the order of the forward.
 """
 
 from __future__ import annotations
@@ -37,25 +38,27 @@ from rankdump._frameworks.torch.layouts import strip_distribution
 
 
 class TensorFingerprint(NamedTuple):
-    """Memory of a tensor, and the version of its content."""
+    """Address of a tensor's memory, and the version of its content."""
 
     tensor: weakref.ref[Tensor]
     address: int
     version: int
 
     def has_same_data(self, other: TensorFingerprint) -> bool:
-        """Return whether both are of the same tensor data, unchanged and still in memory."""
+        """Return whether both fingerprints are of the same tensor data, unchanged and still in
+        memory.
+        """
         mine = self.tensor()
         return (
             mine is not None
             and (self.address, self.version) == (other.address, other.version)
-            # The memory may have been written in place since.
+            # The memory may have been written in place since then.
             and (mine.data_ptr(), read_version(mine)) == (self.address, self.version)
         )
 
 
 def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
-    """Return a tensor's fingerprint; None if it has no address or counts no versions."""
+    """Return the fingerprint of a tensor; None if it has no address or counts no versions."""
     if tensor is None or is_wrapped(tensor):
         return None
     if not has_own_elements(tensor):
@@ -67,13 +70,15 @@ def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
     address = tensor.data_ptr()
     if not address:
         return None
-    # As `TensorFingerprint(...)`, in a third of the time: every call of a module makes one.
+    # This equals `TensorFingerprint(...)` in a third of the time: every call of a module makes one.
     fields = weakref.ref(tensor), address, read_version(tensor)
     return tuple.__new__(TensorFingerprint, fields)
 
 
 def find_first_tensor(leaves: Iterable[CallLeaf] | Iterable[ApiLeaf]) -> Tensor | None:
-    """Return the first tensor among the arguments of a call, by which its repetition is found."""
+    """Return the first tensor among the arguments of a call, by which a repetition of the call is
+    found.
+    """
     for leaf in leaves:
         if isinstance(leaf.value, Tensor):
             return leaf.value
@@ -81,26 +86,27 @@ def find_first_tensor(leaves: Iterable[CallLeaf] | Iterable[ApiLeaf]) -> Tensor 
 
 
 class ForwardContext(NamedTuple):
-    """State of thread and autograd at the start of a forward call."""
+    """State of the thread and of autograd when a forward call begins."""
 
     thread: int
     next_node: int = 0
-    """Number of the first node that the call could make."""
+    """Number of the first graph node that the call could create."""
     watcher: int = 0
-    """Identity of the hook on tensors saved for the backward; 0 without one."""
+    """Identity of the hook on tensors saved for the backward; 0 if there is none."""
     grad: bool = True
 
 
 class GradientArrivals:
-    """Gradients seen in one run of a backward operator.
+    """Gradients that were seen in one run of a backward operator.
 
-    A recomputed call shares them with its forward: both have one backward operator.
+    A recomputed call shares this object with its forward call, because both have one backward
+    operator.
     """
 
     __slots__ = ("_awaited", "_read", "_seen", "_watched")
 
-    # Sets of slots are numbers, a bit for each slot: most calls of a step have these, and as
-    # objects they would all be searched by the garbage collector.
+    # A set of slots is an integer with one bit for each slot: most calls of a step have such sets,
+    # and as objects all of them would be searched by the garbage collector.
 
     def __init__(self) -> None:
         self._awaited = self._seen = self._watched = 0
@@ -115,10 +121,11 @@ class GradientArrivals:
         self._watched |= _get_slot_bit(side, slot)
 
     def expect_gradient(self, side: TensorSide, slot: int, identity: int) -> None:
-        """Expect a gradient; the run ends with those of the forward's inputs.
+        """Expect a gradient; the run ends when the gradients of all inputs of the forward have
+        arrived.
 
-        A tensor that was both input and result has one gradient: it ends the run when it has been
-        seen on both sides.
+        A tensor that was both input and result has only one gradient: it is complete when it has
+        been seen on both sides.
         """
         if side is TensorSide.INPUT:
             self._read += (identity,)
@@ -126,7 +133,7 @@ class GradientArrivals:
             self._awaited |= _get_slot_bit(side, slot)
 
     def begins_run(self, side: TensorSide, slot: int) -> bool:
-        """Note a gradient; return whether a run of the operator begins with it."""
+        """Note a gradient; return whether a run of the backward operator begins with it."""
         bit = _get_slot_bit(side, slot)
         begins = not self._seen or bool(self._seen & bit)
         self._seen = bit if begins else self._seen | bit
@@ -148,21 +155,21 @@ class TorchOperatorCall:
 
     scope: OperatorScope
     position: int
-    """Position among all forward calls of the iteration."""
+    """Position of the call among all forward calls of the iteration."""
     context: ForwardContext
     names: OperatorCallNames
-    """Names of the call, its recomputation and its backward."""
+    """Names of the call, of its recomputation and of its backward."""
     fingerprint: TensorFingerprint | None = None
     repeat_count: int = 0
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
     forward_pass: ForwardPass = UNDIVIDED_PASS
-    """Pass of the call, its recomputation and its gradients."""
+    """Forward pass of the call, which its recomputation and its gradients share."""
 
 
 def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) -> int | None:
-    """Return the position of a region's first call; None if the step does not show it.
+    """Return the position of the first call of a region; None if the step does not determine it.
 
-    `program` is the calls of one thread, in order.
+    `program` has the calls of one thread, in order.
     """
     after = bisect_right(program, step.node, key=lambda call: call.context.next_node)
     if step.function and after < len(program) and not program[after].context.grad:
@@ -179,9 +186,9 @@ def choose_repeated_call(
     after: int | None,
     same_data: Callable[[TorchOperatorCall], bool],
 ) -> TorchOperatorCall | None:
-    """Return the repeated call; `calls` are one operator's, in order.
+    """Return the repeated call; `calls` are the calls of one operator, in order.
 
-    `after` is the position after which the region continues, None if unknown.
+    `after` is the position after which the region continues; None if unknown.
     """
     if not calls:
         return None
@@ -189,7 +196,7 @@ def choose_repeated_call(
     if following:
         return following[0]
     same = [call for call in calls if same_data(call)]
-    # Regions are repeated in reverse order: of the least repeated calls, the last one.
+    # Regions are repeated in reverse order, so the last one of the least repeated calls is the one.
     return min(same or calls, key=lambda call: (call.repeat_count, -call.position))
 
 
@@ -214,7 +221,7 @@ class ForwardCallLog:
             self._position = 0
 
     def add_forward_call(self, scope: OperatorScope, first: Tensor | None) -> TorchOperatorCall:
-        """Return a new call, numbered from 0 within its operator; `first` is its first tensor."""
+        """Return a new call, numbered from 0 for its operator; `first` is its first tensor."""
         fingerprint = compute_fingerprint(first)
         with self._lock:
             calls = self._by_path.get(scope.path)
@@ -239,7 +246,9 @@ class ForwardCallLog:
     def find_repeated_call(
         self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
     ) -> TorchOperatorCall | None:
-        """Return the forward call that a call within the backward repeats, or None."""
+        """Return the forward call that a call within the backward repeats; None if it
+        repeats none.
+        """
         now = compute_fingerprint(first)
         thread = find_thread_number()
 
@@ -249,7 +258,8 @@ class ForwardCallLog:
 
         with self._lock:
             calls: Sequence[TorchOperatorCall] = self._by_path.get(scope.path, ())
-            # An accelerator's backward runs in other threads: any call may be the repeated one.
+            # The backward of an accelerator runs in other threads, so then any call may be the
+            # repeated one.
             if thread in self._by_thread:
                 calls = [call for call in calls if call.context.thread == thread]
             after = self._find_position(thread, step)
@@ -260,7 +270,7 @@ class ForwardCallLog:
         return call
 
     def _find_position(self, thread: int, step: BackwardStep) -> int | None:
-        """Return the position after which the repeated region continues, or None."""
+        """Return the position after which the repeated region continues; None if unknown."""
         before = self._last_repeated.get(thread)
         if before is not None and before[0] == step:
             return before[1]
@@ -275,6 +285,6 @@ class ForwardCallLog:
         watcher = 0
         if hook is not None:
             watcher = self._watchers.setdefault(hook, next(self._watcher_numbers))
-        # As `ForwardContext(...)`, in a third of the time.
+        # This equals `ForwardContext(...)` in a third of the time.
         thread, grad = find_thread_number(), torch.is_grad_enabled()
         return tuple.__new__(ForwardContext, (thread, read_next_node_number(), watcher, grad))

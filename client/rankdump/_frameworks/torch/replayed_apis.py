@@ -1,5 +1,5 @@
-"""Calls of torch's API that may be replayed: what each computes in float64, and how far a result in
-another precision may be from it.
+"""Calls of torch's API that can be replayed: how each is computed in float64, and how far a result
+in another precision may deviate from it.
 
 Nothing is looked up by a name from a dump: a call is replayed only if this table has it. A bound is
 one for any order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
@@ -35,16 +35,20 @@ class RoundingUnits(NamedTuple):
     """Unit roundoffs of a computation."""
 
     inner: float
-    """Of sums and functions."""
+    """Unit roundoff of sums and functions."""
     result: float
-    """Of the element type of the result, in which a kernel may store what it needs twice."""
+    """Unit roundoff of the element type of the result, in which a kernel may also store an
+    intermediate value.
+    """
     operand: float = 0.0
-    """Of the operands of products, where those are rounded first, as for TF32."""
+    """Unit roundoff of the operands of products, if they are rounded before, as for TF32."""
     partial: float = 0.0
-    """Of partial sums, where those are stored in the type of the result."""
+    """Unit roundoff of partial sums, if they are stored in the type of the result."""
 
     def sum_error(self, count: int) -> float:
-        """Return the relative error of a sum of products, against the sum of absolute values."""
+        """Return the error bound of a sum of `count` products, relative to the sum of the absolute
+        values.
+        """
         return _gamma(count, self.inner) + 2 * self.operand + self.partial
 
 
@@ -55,17 +59,17 @@ def _gamma(count: int, unit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """Arguments of a call, with tensors in float64."""
+    """Arguments of a replayed call, with tensors in float64."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def get(self, place: int, name: str, default: Any = None) -> Any:
-        """Return an argument by its place or name."""
+        """Return an argument by its position or its name."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
     def with_magnitudes(self) -> ReplayedCall:
-        """Return the call with the absolute values of all tensors and numbers."""
+        """Return the call with all tensors and numbers replaced by their absolute values."""
         return ReplayedCall(
             [_magnitude(value) for value in self.args],
             {
@@ -84,11 +88,13 @@ def _magnitude(value: Any) -> Any:
 
 
 class ReplayedResult(NamedTuple):
-    """One result of a call."""
+    """One result of a replayed call."""
 
     value: Tensor
     error: Tensor
-    """Largest absolute error of each element before it is rounded to the type of the result."""
+    """Bound of the absolute error of each element, before it is rounded to the type of
+    the result.
+    """
 
 
 ReplayRule = Callable[[ReplayedCall, RoundingUnits], list[ReplayedResult]]
@@ -109,7 +115,7 @@ def _moved(function: Callable[..., Any]) -> ReplayRule:
 
 
 def _cast(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
-    """Replay a conversion, whatever the type: only the rounding to it remains."""
+    """Replay a conversion to any type: the only error is the rounding to that type."""
     value: Tensor = call.args[0]
     return [ReplayedResult(value, torch.zeros_like(value))]
 
@@ -117,13 +123,14 @@ def _cast(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
 def _elementwise(
     function: Callable[..., Any], count: float, *, of_input: bool = False
 ) -> ReplayRule:
-    """Replay with an error of `count` units of the result, or of the first input."""
+    """Return a rule with an error of `count` units of the result, or of the first input."""
 
     def replay(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
         value = function(*call.args, **call.kwargs)
         first = torch.as_tensor(call.args[0], dtype=torch.float64).abs()
         magnitude = first if of_input else value.abs()
-        # Where an exponential within it overflows, the result is 0, at most so far off.
+        # If an exponential inside the function overflows, the result is 0, which is wrong by at
+        # most this much.
         return [ReplayedResult(value, magnitude * (count * units.inner) + first * _UNDERFLOW)]
 
     return replay
@@ -136,7 +143,7 @@ def _added(sign: int) -> ReplayRule:
         value = first + sign * alpha * second
         if alpha == 1:
             return [ReplayedResult(value, value.abs() * (2 * units.inner))]
-        # Factor and product may both be rounded to the type of the result.
+        # The factor and the product may each be rounded to the type of the result.
         product = (alpha * second).abs()
         error = product * (2 * units.result) + (first.abs() + product) * (2 * units.inner)
         return [ReplayedResult(value, error)]
@@ -155,7 +162,7 @@ def _summed(function: Callable[..., Any], count: Callable[[ReplayedCall], int]) 
 
 
 def _count_reduced(call: ReplayedCall) -> int:
-    """Return how many elements each result of `sum` or `mean` is made of, at most."""
+    """Return the maximum number of elements that one result of `sum` or `mean` is made of."""
     tensor: Tensor = call.args[0]
     dims = call.get(1, "dim")
     if dims is None:
@@ -174,7 +181,8 @@ def _softmax(is_log: bool) -> ReplayRule:
         relative = units.inner * (tensor.shape[dim] + 16 + below + mean_below)
         if is_log:
             value = torch.log_softmax(tensor, dim)
-            # Maximum and logarithm of the sum may be stored in between.
+            # The maximum and the logarithm of the sum may be stored in between in the type of the
+            # result.
             normal = tensor.amax(dim, keepdim=True).abs() + torch.logsumexp(tensor, dim, True).abs()
             error = relative + 2 * units.result * (normal + value.abs())
             return [ReplayedResult(value, error)]
@@ -185,7 +193,9 @@ def _softmax(is_log: bool) -> ReplayRule:
 
 
 def _normalise(tensor: Tensor, dims: list[int], eps: float, units: RoundingUnits) -> ReplayedResult:
-    """Return a tensor less its mean over its deviation; the variance may be computed in any way."""
+    """Return a tensor minus its mean, divided by its deviation; the bound holds for any way to
+    compute the variance.
+    """
     count = math.prod(tensor.shape[dim] for dim in dims)
     mean = tensor.mean(dims, keepdim=True)
     variance = tensor.var(dims, keepdim=True, unbiased=False)
@@ -250,7 +260,7 @@ def _batch_norm(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult
         error = 8 * units.inner * (tensor.abs() + centre.abs()) / deviation
         normal = ReplayedResult((tensor - centre) / deviation, error)
     weight, bias = spread(call.get(3, "weight")), spread(call.get(4, "bias"))
-    # Factor and summand of each channel may be stored in the type of the result.
+    # The factor and the summand of each channel may be stored in the type of the result.
     factor = (1 if weight is None else weight.abs()) / deviation
     stored = (tensor.abs() + centre.abs()) * factor + (0 if bias is None else bias.abs())
     return [
@@ -261,7 +271,7 @@ def _batch_norm(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult
 
 def _squared_loss(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
     value = functional.mse_loss(*call.args, **call.kwargs)
-    # All terms are positive, so the sum of absolute values is the result; the squares may be
+    # All terms are positive, so the sum of absolute values equals the result; the squares may be
     # stored in the type of the result.
     squares = (call.args[0] - call.args[1]).square()
     if units.result == _HALF_UNIT and bool((squares >= _LARGEST_HALF).any()):
@@ -330,7 +340,7 @@ exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc sin cos tan atan
 """
 _ACTIVATIONS_TEXT = "leaky_relu silu elu selu softplus logsigmoid hardswish hardsigmoid"
 _CANCELLING_TEXT = "gelu mish"
-"""Activations in which a difference cancels, so that the error is one of the input."""
+"""Activations in which a difference cancels, so that the error is relative to the input."""
 _PRODUCTS_TEXT = "matmul mm bmm mv dot"
 _CONVOLUTIONS_TEXT = "conv1d conv2d conv3d"
 TEXT_CHOICES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -340,13 +350,13 @@ TEXT_CHOICES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "div": ("rounding_mode", ("trunc", "floor")),
     "pad": ("mode", ("reflect", "replicate", "circular")),
 }
-"""Arguments that are texts, by the call, with those that are not the default."""
+"""For each call: its argument that is a text, and the allowed values other than the default."""
 CAST_APIS = frozenset(_CASTS_TEXT.split())
 """Calls that are replayed from their first argument alone."""
 
 
 def _make_rules() -> dict[str, ReplayRule]:
-    """Return the rule of each API by its name."""
+    """Return the replay rule of each API by its name."""
     rules: dict[str, ReplayRule] = dict.fromkeys(CAST_APIS, _cast)
     rules |= {name: _moved(getattr(torch, name)) for name in _MOVES_TEXT.split()}
     rules |= {name: _moved(getattr(Tensor, name)) for name in _METHODS_TEXT.split()}
@@ -385,7 +395,7 @@ def _make_rules() -> dict[str, ReplayRule]:
 
 _RULES = _make_rules()
 REPLAYED_APIS = tuple(sorted(_RULES))
-"""Names of the functions and methods that may be replayed, in any of torch's namespaces."""
+"""Names of the functions and methods that can be replayed, in any of torch's namespaces."""
 _IN_PLACE_OPERATORS = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "truediv"}
 
 
@@ -399,9 +409,9 @@ def find_replay_rule(api: str) -> ReplayRule | None:
 def compute_replay(
     rule: ReplayRule, args: Sequence[Any], kwargs: Mapping[str, Any], units: RoundingUnits
 ) -> list[ReplayedResult]:
-    """Return the results of a call from arrays, numbers and texts, computed on the CPU.
+    """Return the results of a call, computed on the CPU from arrays, numbers and texts.
 
-    Raises what torch raises for arguments that do not fit.
+    Raises the errors of torch for arguments that do not fit.
     """
     call = ReplayedCall(
         [_make_tensor(value) for value in args],
@@ -412,12 +422,12 @@ def compute_replay(
 
 
 def _make_tensor(value: Any) -> Any:
-    """Return an array as a tensor: floating-point ones in float64, integers in int64."""
+    """Return an array as a tensor, floating-point numbers in float64 and integers in int64."""
     if isinstance(value, list):
         return [_make_tensor(part) for part in cast("list[Any]", value)]
     if not isinstance(value, np.ndarray):
         return value
     array = cast("np.ndarray[Any, Any]", value)
     wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(array.dtype.kind)
-    # A copy: torch warns of arrays that it may not write to.
+    # The array is copied, because torch warns about arrays that must not be written to.
     return torch.from_numpy(np.array(array, wide or array.dtype))

@@ -1,8 +1,9 @@
 """Causes of a step of a torch model: digests of the batch and of the state of torch's generator
 before the first forward of the model, and the learning rates that an optimizer uses.
 
-They are for the run card, in iterations that are dumped, and for the black box, in every step. The
-generator is read where the model is called first: a script may seed it after it attached the model.
+They are used by the run card, in iterations that are dumped, and by the black box, in every step.
+The generator is read when the model is called first in a step, because a script may seed it after
+it attached the model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rankdump._frameworks.torch.tensors import make_torch_source
 
 
 class StepCauseObserver:
-    """Takes the causes of the steps of one attached model."""
+    """Observes the causes of the steps of one attached model."""
 
     def __init__(self, causes: CauseRecorder) -> None:
         self._causes = causes
@@ -43,12 +44,12 @@ class StepCauseObserver:
         return self._batch.is_called
 
     def begin_step(self, iteration: int) -> None:
-        """Begin a step; an iteration that is begun again goes on."""
+        """Begin a step; do nothing if the step of this iteration is already running."""
         self._batch.begin_step(iteration)
 
     def observe_call(self, leaves: Sequence[CallLeaf], *, on_device: bool) -> None:
-        """Take what is known when the model is called; `on_device` also reads tensors on
-        accelerators, which are waited for and copied.
+        """Report the causes that are known when the model is called; with `on_device`, tensors on
+        accelerators are waited for, copied and digested too.
         """
         if not self._batch.is_called:
             self._batch.is_called = True
@@ -61,7 +62,7 @@ class StepCauseObserver:
                 self._causes.add_digest(*self._batch.add(leaf, digest))
 
     def add_rates(self, optimizer: Optimizer) -> None:
-        """Take the learning rates of an optimizer that is about to step."""
+        """Report the learning rates of an optimizer that is about to step."""
         rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
         self._causes.add_rates(optimizer, rates)
 
@@ -77,7 +78,7 @@ def digest_elements(tensor: Tensor, *, on_device: bool) -> str:
         if is_plain and not tensor.is_conj() and not tensor.is_neg():
             return _hash_memory(tensor)
     except RuntimeError:
-        pass  # it has no memory of its own
+        pass  # the tensor has no memory of its own
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str):
         return ""

@@ -1,22 +1,22 @@
-"""Replay of a step: runs it, goes back to the state before, runs it again without recording
+"""Replay of a step: runs the step, restores the state before it, runs it again without recording
 anything, and compares the digests of both runs. The first run is the one that counts: its result is
 returned, it is in the dump, and the state after it is restored.
 
 All ranks decide together whether there is a second run, because its collectives need all of them.
-Whatever fails before it is a reason why there is none; an error of the first run is that of the
-script, one of the second run is a finding.
+Any failure before the second run is a reason for not making it. An error of the first run is the
+script's; an error of the second run is a finding.
 
-The state of a job are parameters and buffers of models, gradients, optimizers, schedulers of
-learning rates, scalers of gradients, and the generators of torch, numpy and Python. Tensors are
-copied storage by storage into host memory, so tensors that share memory stay shared, and
-accelerators need no memory for it; they are written back in place, past the counts of changes of
-autograd. A storage that is equal to that of an earlier copy is not copied again. Objects stay the
-same, such as the gradient of a parameter or the state that an optimizer keeps for it. Of sharded
-models each rank copies its own shards.
+The state of a job consists of parameters and buffers of models, gradients, optimizers, schedulers
+of learning rates, gradient scalers, and the random generators of torch, numpy and Python. Tensors
+are copied by storage into host memory, so tensors that share memory stay shared, and accelerators
+need no memory for the copy. They are written back in place, without raising autograd's counts of
+changes. A storage that equals that of an earlier copy is not copied again. Objects keep their
+identity, such as the gradient of a parameter or the state that an optimizer keeps for it. Each rank
+copies its own shards of sharded models.
 
-Not covered is what the process does not have as one of these: variables of the script, iterators of
-data, own generators, models and averages that are neither attached nor stepped by an optimizer.
-`others` takes such objects.
+Not covered are: variables of the script, iterators of data, generators of the script, and models
+and averages that are neither attached nor stepped by an optimizer. Such objects can be given in
+`others`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from rankdump.errors import UnsupportedError
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 _StorageKey: TypeAlias = "tuple[str, int, int]"
-"""Device, address and size."""
+"""Device, address and size of a storage."""
 _MAX_DEPTH = 16
 
 
@@ -86,17 +86,19 @@ class JobState:
     def __init__(
         self, models: Sequence[Module], others: Iterable[object] = (), known: JobState | None = None
     ) -> None:
-        """`known` is an earlier copy; UnsupportedError for what cannot be copied.
+        """`known` is an earlier copy. UnsupportedError for objects that cannot be copied.
 
-        `others` have `state_dict` and `load_state_dict`, or `get_state` and `set_state`, or are
-        generators of numpy.
+        Objects in `others` have `state_dict` and `load_state_dict`, or `get_state` and `set_state`,
+        or are generators of numpy.
         """
         self._known = {} if known is None else known._storages
         self._storages: dict[_StorageKey, _StorageCopy] = {}
         self._restorers: list[Callable[[], object]] = []
         _synchronize()
         self.optimizers: list[Optimizer] = [*find_objects(Optimizer)]
-        """Whose states are in the copy; not those that `gc.freeze` hides."""
+        """Optimizers whose states are in the copy; optimizers that `gc.freeze` hides
+        are missing.
+        """
         parameters = [each for model in models for _, each in iterate_sharded_parameters(model)]
         for optimizer in self.optimizers:
             groups: list[dict[str, Any]] = optimizer.param_groups
@@ -112,7 +114,9 @@ class JobState:
         self._known = {}
 
     def restore(self) -> None:
-        """Go back to the state; for once, because the job goes on with the restored objects."""
+        """Restore the state. It can be done only once, because the job goes on with the restored
+        objects.
+        """
         _synchronize()
         for restore in self._restorers:
             restore()
@@ -134,7 +138,8 @@ class JobState:
 
     def _add_buffers(self, model: Module) -> None:
         for module in model.modules():
-            # A module may replace a buffer in place of writing to it.
+            # The dictionary itself is saved too, because a module may replace a buffer instead of
+            # writing to it.
             holder: Any = module
             self._restorers.append(self._save(holder._buffers))
 
@@ -153,7 +158,7 @@ class JobState:
             self._storages[key] = _StorageCopy(storage, local.device, known)
 
     def _save(self, value: Any, depth: int = 0) -> Callable[[], Any]:
-        """Return a function that gives a container its content back, and returns the value."""
+        """Return a function that restores the content of a container and returns the value."""
         if isinstance(value, Tensor):
             self._add_tensor(value)
         elif depth < _MAX_DEPTH and isinstance(value, dict):
@@ -216,14 +221,14 @@ def _save_other(other: Any) -> Callable[[], object]:
 
 
 def _synchronize() -> None:
-    """Wait for accelerators, which may still compute with what is copied or overwritten."""
+    """Wait for accelerators, which may still compute with memory that is copied or overwritten."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 _RESULT, _GENERATOR = "Result", "Generator"
 _DEVICES = {"nccl": "cuda", "hccl": "npu", "xccl": "xpu"}
-"""Device of the tensors that a backend takes; others take those in host memory."""
+"""Type of the device whose tensors a backend takes; other backends take tensors in host memory."""
 
 
 class RunObserver:
@@ -245,7 +250,8 @@ class RunObserver:
             hook.iteration_begins(self._iteration, True)
 
     def end(self, result: object, states: Mapping[str, str]) -> None:
-        """Add what the step left behind: its result, the state of the job, and generators.
+        """Add the effects of the step: its result, the state of the job, and the states of
+        generators.
 
         `states` are digests of generators that are not torch's.
         """
@@ -263,7 +269,9 @@ class RunObserver:
             hook.detach()
 
     def find_unsaved(self, state: JobState) -> str:
-        """Return which optimizer stepped whose state was not copied, a clause; empty for none."""
+        """Return a clause that names an optimizer which stepped although its state was not copied;
+        empty if there is none.
+        """
         for optimizer in self._optimizers.found:
             if all(each is not optimizer for each in state.optimizers):
                 kind = format_type(optimizer)
@@ -294,18 +302,19 @@ class StepReplay:
         iteration: int,
         rank: int,
     ) -> None:
-        """`others` have state beside the models, as `JobState` takes them. `hide` records nothing
-        as long as its block runs. `read_states` returns digests of generators that are not torch's.
+        """`others` are objects with state apart from the models, as `JobState` takes them. `hide`
+        returns a context in which nothing is recorded. `read_states` returns digests of generators
+        that are not torch's.
         """
         self._models, self._others = models, tuple(others)
         self._step, self._hide, self._read_states = step, hide, read_states
         self._iteration, self._rank = iteration, rank
         self.report = ReplayReport(iteration, rank, skipped="it has not run")
-        """What the runs have in common, after `run`."""
+        """Result of the comparison of both runs, after `run`."""
 
     def run(self) -> Any:
-        """Run the step, two times if nothing is in the way; return the first result, or raise the
-        error of the first run.
+        """Run the step, twice if nothing prevents it; return the first result, or raise the error
+        of the first run.
         """
         before, fault = self._copy_state(None, "")
         observer, fault = self._begin_observer(fault)
@@ -316,7 +325,7 @@ class StepReplay:
                 fault = _try(observer.end, result, self._read_states())
                 fault = fault or (observer.find_unsaved(before) if before is not None else "")
         except BaseException:
-            before = None  # the error keeps this frame
+            before = None  # the error keeps this frame alive
             raise
         finally:
             if observer is not None:
@@ -336,7 +345,7 @@ class StepReplay:
         return result
 
     def _run_again(self, first: RunDigests, after: JobState) -> ReplayReport:
-        """Run the step a second time, and go back to the state after the first one."""
+        """Run the step a second time, and restore the state after the first run."""
         observer, fault = self._begin_observer("")
         raised = ""
         try:
@@ -351,14 +360,15 @@ class StepReplay:
                     if observer is not None:
                         _try(observer.detach)
         finally:
-            # A training that went on with another state would be worse than one that ends.
+            # An error here is not caught: a training that goes on with a wrong state would be worse
+            # than one that ends.
             after.restore()
         if observer is None or fault:
             return ReplayReport(self._iteration, self._rank, skipped=fault)
         return self._compare(first, observer.recorder.run, raised)
 
     def _compare(self, first: RunDigests, second: RunDigests, raised: str) -> ReplayReport:
-        # What a second run that raised did not come to does not differ.
+        # Values that a second run that raised did not reach are no differences.
         count, differences = compare_runs(first, second, complete=not raised)
         return ReplayReport(
             self._iteration,
@@ -393,7 +403,7 @@ class StepReplay:
         return observer, ""
 
     def _agree(self, fault: str) -> str:
-        """Return why there is no second run on any rank; empty if all of them can make one."""
+        """Return why there is no second run on any rank; empty if all ranks can make one."""
         try:
             agreed = _agree(not fault)
         except Exception as error:
@@ -402,7 +412,7 @@ class StepReplay:
 
 
 def _try(body: Callable[..., object], *args: object) -> str:
-    """Return the error of an action, as a clause; empty for none."""
+    """Return the error of an action as a clause; empty if there is none."""
     try:
         body(*args)
     except Exception as error:
@@ -415,7 +425,9 @@ def _describe(error: Exception) -> str:
 
 
 def _agree(ready: bool) -> bool:
-    """Ask all ranks of the job, which all call this; return whether all of them are ready."""
+    """Exchange with all ranks of the job, which all call this; return whether all of them are
+    ready.
+    """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ready
     device = _DEVICES.get(str(dist.get_backend()), "cpu")
@@ -427,7 +439,7 @@ def _agree(ready: bool) -> bool:
 
 @contextmanager
 def _hide_collectives() -> Generator[None]:
-    """Leave the collectives of the block out of the order, and of all counts."""
+    """Leave the collectives in the block out of the execution order and of all counts."""
     before, collective_recorder.is_hidden = collective_recorder.is_hidden, True
     try:
         yield

@@ -1,6 +1,6 @@
-"""Source of a torch tensor's elements, or the reason why they cannot be read, their layout in host
-memory, and the observer that passes tensors and events of one model to the recorder. Never changes
-the tensor, the random state, the autograd graph or what a user's dispatch mode sees.
+"""Source of the elements of a torch tensor, or the reason why they cannot be read, their layout in
+host memory, and the observer that passes tensors and events of one model to the recorder. It never
+changes the tensor, the random state, the autograd graph, or what a user's dispatch mode sees.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
-"""Size below which a plain copy is faster than torch's, which may start threads."""
+"""Size in bytes up to which a plain copy is faster than torch's, which may start threads."""
 _MAX_STREAMED_THREADS = 2
-"""With more threads torch's copy is faster than one past the caches by a single thread."""
+"""If torch may use more threads than this, its copy is faster than a copy past the caches by a
+single thread.
+"""
 _read_memory = KERNELS.functions.read_memory
 _read_strided = KERNELS.functions.read_strided
 _MAX_KERNEL_DIMENSIONS = 32
@@ -73,7 +75,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def is_shrunk(tensor: Tensor) -> bool:
-    """Return whether the tensor reaches beyond the end of its storage, which may have shrunk."""
+    """Return whether a tensor reaches beyond the end of its storage, which may have been made
+    smaller.
+    """
     if not tensor.numel() or tensor.layout is not torch.strided:
         return False
     reach = tensor.storage_offset() + _compute_reach(tensor.shape, tensor.stride()) + 1
@@ -81,12 +85,12 @@ def is_shrunk(tensor: Tensor) -> bool:
 
 
 def _has_plain_memory(tensor: Tensor) -> bool:
-    """Return whether memory holds the elements themselves; the most expensive check."""
+    """Return whether the memory holds the elements themselves; this is the most expensive check."""
     return not (tensor.is_neg() or tensor.is_conj())
 
 
 def _compute_reach(extents: Sequence[int], steps: Sequence[int]) -> int:
-    """Return the distance from the first element to the last."""
+    """Return the distance from the first element to the last, in elements."""
     return sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
 
@@ -100,18 +104,18 @@ class TorchTensor:
     ) -> None:
         self.tensor = tensor
         self.version = version
-        """Count of changes in place so far; None if the tensor does not count them."""
+        """Number of changes in place so far; None if the tensor does not count them."""
         self.dtype = _DTYPE_NAMES.get(tensor.dtype) or find_dtype_name(tensor)
         """Common name of the element type."""
         self.shape: tuple[int, ...] = tensor.shape
-        """Extents, outermost first; torch's own subclass of tuple."""
+        """Extents of the dimensions, outermost first; torch's own subclass of tuple."""
         self.byte_count: int = tensor.nbytes
-        """Bytes of the elements, packed."""
+        """Bytes of the elements without gaps."""
         self.layout = layout
-        """Which part of a logical tensor this is; None for a whole tensor."""
+        """Part of a logical tensor that this tensor is; None for a whole tensor."""
 
     def copy_into(self, target: memoryview) -> None:
-        """Write the elements into `byte_count` writable bytes, C order, little endian."""
+        """Write the elements in C order, little endian, into `byte_count` writable bytes."""
         with disable_function_modes():
             size = self.byte_count
             if target.nbytes != size or target.readonly:
@@ -124,7 +128,8 @@ class TorchTensor:
                 return
             data = self._copy_small()
             if data is not None:
-                # A second copy within the cache: the address of the target would cost more.
+                # A second copy of data in the cache costs less than finding the address of the
+                # target.
                 target[:] = data
                 return
             if self._is_streamed():
@@ -160,7 +165,7 @@ class TorchTensor:
         return TensorVersion(self.tensor, self.version, owner)
 
     def copy_elements(self) -> bytes:
-        """Return a copy of the elements, C order, little endian."""
+        """Return a copy of the elements in C order, little endian."""
         with disable_function_modes():
             data = self._copy_small()
         if data is not None:
@@ -173,7 +178,8 @@ class TorchTensor:
         """Return the address of the elements in host memory, or a copy if they are not packed."""
         tensor = self.tensor
         with disable_function_modes():
-            # As `is_packed` in fewer calls; only complex numbers can be conjugated lazily.
+            # This equals `is_packed` with fewer calls; only complex numbers can be conjugated
+            # lazily.
             if (
                 self.dtype not in _COMPLEX_TYPES
                 and tensor.is_cpu
@@ -186,30 +192,34 @@ class TorchTensor:
     def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
 
-        It is a view if the elements are in that order, else a copy of little more than them.
+        The result is a view if the elements are in that order, else a copy of little more than
+        these elements.
         """
         with disable_observation():
             first = _select_first_rows(self.tensor.detach(), count).reshape(-1)[:count]
         shared = first.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr()
         if shared or self.version is None:
             return TorchTensor(first, self.version)
-        # The copy of a tensor that has changed counts as changed too.
+        # A copy of a tensor that has changed counts as changed too.
         return TorchTensor(first, -1 if self.has_changed() else read_version(first))
 
     def is_finite(self) -> bool:
-        """Return whether no element is NaN or infinite; one number is read back."""
+        """Return whether no element is NaN or infinite; only one number is read back
+        from a device.
+        """
         tensor = self.tensor
         if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
             return True
         with disable_observation():
-            # Extremes are NaN if an element is. A sum would be too, but could itself overflow.
+            # The extremes are NaN if an element is. A sum would be too, but it could overflow by
+            # itself.
             low, high = torch.aminmax(device_tensors.convert_to_comparable(tensor))
             return bool((low.isfinite() & high.isfinite()).item())
 
     def has_changed(self) -> bool:
         """Return whether the elements are known to have changed since this source was made.
 
-        Writes past autograd, through `.data` or another library, are not detected.
+        Writes that bypass autograd, through `.data` or another library, are not detected.
         """
         return self.version is not None and read_version(self.tensor) != self.version
 
@@ -219,7 +229,9 @@ class TorchTensor:
             return TorchTensor(self.tensor.detach(), self.version, self.layout)
 
     def read_again(self) -> TorchTensor | str:
-        """Return the tensor as it is now, or a reason: the job may have freed its memory."""
+        """Return the tensor as it is now, or a reason, because the job may have freed
+        its memory.
+        """
         with disable_function_modes():
             if is_shrunk(self.tensor):
                 return "storage_freed"
@@ -239,7 +251,7 @@ class TorchTensor:
         if (
             size > MAX_SMALL_BYTES
             or not tensor.is_cpu
-            # As `_has_plain_memory`; only complex numbers can be conjugated lazily.
+            # This equals `_has_plain_memory`; only complex numbers can be conjugated lazily.
             or tensor.is_neg()
             or (self.dtype in _COMPLEX_TYPES and tensor.is_conj())
         ):
@@ -249,11 +261,13 @@ class TorchTensor:
         extents = tensor.shape
         if len(extents) > _MAX_KERNEL_DIMENSIONS:
             return None
-        # torch's and numpy's overhead for a call is most of their time for so few elements.
+        # For so few elements the overhead of a call of torch or numpy would take most of the time.
         return _read_strided(tensor.data_ptr(), tensor.element_size(), extents, tensor.stride())
 
     def _is_streamed(self) -> bool:
-        """Return whether this thread copies alone, past the caches; torch copies by all of its."""
+        """Return whether this thread alone copies past the caches; torch would copy with all of its
+        threads.
+        """
         is_large = self.byte_count >= MIN_STREAMED_BYTES
         return (
             is_large and torch.get_num_threads() <= _MAX_STREAMED_THREADS and is_packed(self.tensor)
@@ -265,26 +279,26 @@ class TorchTensor:
 
 
 class CompiledTensor(TorchTensor):
-    """Source of a tensor of compiled code, which reuses memory without counting changes."""
+    """Source of a tensor in compiled code, which reuses memory without counting changes."""
 
     __slots__ = ()
 
     def has_changed(self) -> bool:
-        """Return True: only the moment of observation shows the tensor's own elements."""
+        """Return True: the elements are certain only at the moment of the observation."""
         return True
 
     def make_memory_source(self) -> TorchTensor:
-        """Return a source of a copy, which lasts."""
+        """Return a source of a copy, which does not change any more."""
         with disable_observation():
             return TorchTensor(self.tensor.detach().clone(), None, self.layout)
 
 
 UNREADABLE_TENSOR = torch.empty(0, device="meta")
-"""Stands for a tensor that compiled code could not hand over because of its class."""
+"""Stands for a tensor that compiled code could not pass on because of its class."""
 
 
 def make_compiled_source(tensor: Tensor) -> TorchTensor | str | None:
-    """Return a tensor of compiled code as a source, or the reason why it cannot be read."""
+    """Return a tensor in compiled code as a source, or the reason why it cannot be read."""
     if tensor is UNREADABLE_TENSOR:
         return _UNSUPPORTED_CLASS
     source = make_torch_source(tensor)
@@ -296,7 +310,8 @@ def make_compiled_source(tensor: Tensor) -> TorchTensor | str | None:
 def make_torch_source(tensor: Tensor) -> TorchTensor | str | None:
     """Return the tensor as a source, or the reason why its elements cannot be read.
 
-    Of a distributed tensor the source is the local part; None on a rank that has no part of it.
+    For a distributed tensor the source is the local part; the result is None on a rank that has no
+    part.
     """
     if is_wrapped(tensor):
         tensor = unwrap_tensor(tensor)
@@ -325,7 +340,7 @@ def _read_elements(tensor: Tensor, layout: TensorLayout | None) -> TorchTensor |
 
 
 def find_dtype_name(tensor: Tensor) -> str:
-    """Return the name of the element type as in `_core.element_types`."""
+    """Return the name of the element type as in `_core/element_types.py`."""
     return _DTYPE_NAMES.get(tensor.dtype) or _format_dtype(tensor.dtype)
 
 
@@ -338,12 +353,12 @@ _EAGER_TYPES = (Tensor, Parameter)
 _STRIDED = torch.strided
 _COMPLEX_TYPES = frozenset(name for name in ELEMENT_TYPES if name.startswith("complex"))
 _UNSUPPORTED_CLASS = "unsupported_tensor_class"
-# Looked up for every tensor of a step: a plain dictionary is fastest.
+# The name is looked up for every tensor of a step, and a plain dictionary is fastest.
 _DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
 
 def _select_first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return a view of the fewest leading rows that hold `count` elements."""
+    """Return a view of the first rows, as few as contain `count` elements."""
     while tensor.dim() > 1 and tensor.numel():
         inner = tensor.numel() // tensor.shape[0]
         if count > inner:
@@ -360,9 +375,9 @@ def _read_version(tensor: Tensor) -> int | None:
 
 
 def _explain_unreadable(tensor: Tensor) -> str:
-    """Return why a tensor cannot be read, empty if it can."""
+    """Return why a tensor cannot be read; empty if it can."""
     if not has_own_elements(tensor):
-        # Among them fake and jagged tensors.
+        # This includes fake and jagged tensors.
         return _UNSUPPORTED_CLASS
     if tensor.layout is not torch.strided:
         return "unsupported_sparse"
@@ -375,7 +390,7 @@ def _explain_unreadable(tensor: Tensor) -> str:
     if tensor.numel() and not tensor.untyped_storage().nbytes():
         return "storage_freed"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        # A copy to the host would invalidate the capture.
+        # A copy to the host would invalidate the capture of the graph.
         return "graph_capture"
     return ""
 
@@ -394,7 +409,8 @@ class TorchObserver(ModelObserver):
     ) -> None:
         """Record the tensors among the leaves of one side of an operator.
 
-        `read` makes their sources, by default those of tensors outside compiled code.
+        `read` makes the sources of the tensors; by default they are tensors outside of compiled
+        code.
         """
         if not self.recorder.is_wanted(self.graph, op_name, side):
             return
@@ -427,7 +443,9 @@ class TorchObserver(ModelObserver):
     def record_optimizer_state(
         self, name: str, argument: str, tensor: Tensor, find_layout: LayoutFinder | None
     ) -> None:
-        """Record a state of an optimizer that was selected, as the output of its own name."""
+        """Record a selected state of an optimizer as the output of an operator with its
+        own name.
+        """
         read, side, kind = _choose_reader(find_layout), TensorSide.OUTPUT, OPTIMIZER_STATE_TYPE
         self.record_tensor(kind, name, side, 0, argument, read, tensor, state=True)
         self.end_call(name)
@@ -446,7 +464,9 @@ def _choose_reader(
 
 
 def _read_part(find_layout: LayoutFinder, tensor: Tensor) -> TorchTensor | str | None:
-    """Return a tensor as a source, with the layout of a plain tensor that is only a part."""
+    """Return a tensor as a source, with the layout of a plain tensor that is only a part of
+    another.
+    """
     source = make_torch_source(select_partition(tensor))
     if isinstance(source, TorchTensor) and source.layout is None:
         source.layout = find_layout(source.shape)

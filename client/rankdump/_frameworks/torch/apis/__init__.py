@@ -1,1 +1,3 @@
-"""Observation of torch's API calls, one by one, under the names of troubleshooter's `api_dump`."""
+"""Observation of each single call of torch's API, under the names of troubleshooter's
+`api_dump`.
+"""

@@ -1,11 +1,12 @@
-"""Names of torch's API calls: which of the overridable callables are calls, and their kinds.
+"""Names of torch's API calls: which of torch's overridable callables count as calls, and their
+kinds.
 
-A call computes, or changes the shape. Excluded are callables that only query (`size`), describe
-(`requires_grad_`), bring values in or out (`tensor`, `item`), or copy them unchanged (`clone`).
-Names are troubleshooter's if it lists the callable (release 1.0.17), otherwise by rule: a
-function of `torch.nn.functional` is `Functional`, a method of a tensor is `Tensor`, all others are
-`Torch`. A function in both namespaces is `Functional`. An operator that torch implements in
-Python, as in `1 / x`, is not a call; the calls that it makes are.
+A callable counts as a call if it computes or changes the shape. Callables that only query (`size`),
+describe (`requires_grad_`), bring values in or out (`tensor`, `item`) or copy values unchanged
+(`clone`) do not. Names are troubleshooter's if it lists the callable (release 1.0.17). Otherwise a
+rule applies: a function of `torch.nn.functional` is `Functional`, a method of a tensor is `Tensor`,
+any other function is `Torch`; a function in both namespaces is `Functional`. An operator that torch
+implements in Python, as in `1 / x`, is not a call; the calls that it makes are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss CosineSimilarity CrossMapLRN2d E
 EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU LogSoftmax
 MultiLabelMarginLoss PairwiseDistance PixelUnshuffle RNNBase RNNCellBase Softplus
 """
-"""Modules that troubleshooter does not list: the functions that they call are recorded."""
+"""Modules that troubleshooter does not list: instead of them, the functions that they call are
+recorded.
+"""
 _FUNCTION_MODULES = frozenset(_FUNCTION_MODULES_TEXT.split())
 
 _QUERY_NAMES_TEXT = """
@@ -58,18 +61,18 @@ _COMPOSITE_OPERATORS: tuple[object, ...] = tuple(
     getattr(Tensor, f"__{name}__", None)
     for name in ["floordiv", "rdiv", "rfloordiv", "rlshift", "rmatmul", "rmod", "rpow", "rrshift"]
 )
-"""Operators that torch implements in Python, by other calls."""
+"""Operators that torch implements in Python with other calls."""
 
 
 class TorchApi(NamedTuple):
-    """Callable that counts as a call."""
+    """API of a callable that counts as a call."""
 
     kind: str
     name: str
     op_type: str
-    """Kind and name, such as `Tensor_permute`."""
+    """Kind and name joined, such as `Tensor_permute`."""
     is_composite: bool = False
-    """Whether it is not a call itself, but makes calls."""
+    """Whether the callable does not count itself, but the calls inside it do."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -79,7 +82,7 @@ def make_torch_api(kind: str, name: str) -> TorchApi:
 
 
 _BACKWARD_API = TorchApi("", "backward", "", is_composite=True)
-"""Function that runs autograd, which may repeat calls."""
+"""API of the function that runs autograd, in which calls may be repeated."""
 
 
 class TorchApiCatalogue(dict[Hashable, "TorchApi | None"]):
@@ -114,14 +117,16 @@ class TorchApiCatalogue(dict[Hashable, "TorchApi | None"]):
             return make_torch_api("NPU", name)
         if module in (_BUILT_IN_NAMESPACE, _NAMESPACE):
             return make_torch_api("Functional", name)
-        # One overload of an operator is that operator.
+        # All overloads of an operator have one API.
         return (
             make_torch_api("Torch", name.partition(".")[0]) if module.startswith("torch") else None
         )
 
 
 def find_module_api(module: Module) -> TorchApi | None:
-    """Return the API of a module that is a call itself, as torch's own classes are, or None."""
+    """Return the API of a module that counts as a call itself, as torch's own classes do; else
+    None.
+    """
     for kind in type(module).__mro__:
         if kind.__module__.startswith(_CONTAINERS) or kind.__name__ in _FUNCTION_MODULES:
             return None
@@ -140,7 +145,7 @@ def _list_functional_names() -> dict[Any, str]:
             _BUILT_IN_NAMESPACE,
             _NAMESPACE,
         ):
-            # Of several names the first: later ones are aliases for old scripts.
+            # Of several names the first one counts: later ones are aliases for old scripts.
             found.setdefault(function, name)
     return found
 

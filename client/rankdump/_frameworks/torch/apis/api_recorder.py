@@ -42,11 +42,14 @@ from rankdump._layout.api_tree import ApiCall, parse_place
 
 _SCALAR_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 _HIDDEN_PREFIX = "_"
-"""Prefix of arguments that torch's functions pass each other, such as a warning's depth."""
+"""Prefix of internal arguments that torch's functions pass to each other, such as the stack depth
+of a warning.
+"""
 
 
 def _is_float_data(tensor: Tensor) -> bool:
-    # The method of that name would let another thread take the interpreter's lock.
+    # Attributes are read because the method `is_floating_point` lets another thread take the
+    # interpreter's lock.
     return tensor.dtype.is_floating_point and tensor.dim() > 0 and tensor.numel() > 0
 
 
@@ -61,17 +64,21 @@ def _make_scalar_tensor(value: object, scalar: str) -> Tensor | None:
 
 
 _MAX_REMEMBERED_CALLS = 1 << 16
-"""Limit for calls that are never repeated, such as those of an evaluation."""
+"""Maximum number of remembered calls, many of which are never repeated, such as those of an
+evaluation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedApiCall:
-    """Call that repeats a call of the forward."""
+    """Call that repeats a call of the forward within the backward."""
 
     original: ApiCall | None
-    """Repeated call, if known."""
+    """The call that is repeated; None if it is not known."""
     has_gradients: bool
-    """Whether gradients arrive at its results rather than at the original's."""
+    """Whether gradients arrive at the results of the repetition instead of those of the original
+    call.
+    """
 
 
 class ApiRepeatFinder:
@@ -87,15 +94,16 @@ class ApiRepeatFinder:
         self._originals.clear()
 
     def find_repeat(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> RepeatedApiCall | None:
-        """Return the repetition that a call is; None for one that repeats nothing."""
+        """Return the repetition that a call is; None if the call repeats nothing."""
         step, grad = find_backward_step(), torch.is_grad_enabled()
         watched = find_saving_hook() is not None
         if step is None:
-            # A region that is repeated later runs without gradients, or saves tensors with a hook.
+            # A region that is repeated later runs without gradients or saves tensors with a hook.
             if watched or not grad:
                 self._add_call(call, leaves)
             return None
-        # An autograd function written in Python computes its own gradient without gradients.
+        # An autograd function written in Python also computes its own gradient without gradients
+        # being recorded; that is no repetition.
         if not watched and not (step.function and grad):
             return None
         found = self._call_log.find_repeated_call(
@@ -127,7 +135,7 @@ REPEATED_BACKWARD_WARNING = (
 
 
 class ApiBackward:
-    """Backward of one call, which may run several times."""
+    """Backward of one API call, which may run several times."""
 
     def __init__(self, observer: TorchObserver, call: ApiCall) -> None:
         self.observer = observer
@@ -152,7 +160,7 @@ class ApiBackward:
 
 
 class _ApiGradientHook:
-    """Hook of one output; it holds the description of a tensor, never the tensor."""
+    """Gradient hook of one output; it keeps the description of a tensor, never the tensor."""
 
     __slots__ = ("_argument", "_backward", "_slot")
 
@@ -172,7 +180,7 @@ class _ApiGradientHook:
 def _format_gradient_argument(argument: str) -> str:
     """Return the argument of an output's gradient, which is an input of the backward.
 
-    It has no mark of recomputation.
+    The argument of a gradient has no mark of recomputation.
     """
     place = parse_place(argument)
     return (
@@ -185,14 +193,14 @@ _LAYER_MARK = CallLeaf(0, LAYER_MARK_PLACE.argument, torch.from_numpy(make_layer
 
 @dataclass(slots=True, eq=False)
 class OpenTorchApiCall:
-    """An observed call that has begun."""
+    """An observed API call that has begun."""
 
     call: ApiCall
     name: str
-    """Name of the call itself, which may be a repetition."""
+    """Name of the call itself, which may be a repetition of another call."""
     op_type: str
     begun: StartedEvent | None = None
-    """None while its inputs are read."""
+    """The started event of the call; None while the inputs are read."""
     repeat: RepeatedApiCall | None = None
 
 
@@ -227,7 +235,7 @@ class TorchApiRecorder:
         kwargs: Mapping[str, object],
         frame: FrameType | None,
     ) -> None:
-        """Record a call's inputs, before it may change them."""
+        """Record the inputs of a call before the call may change them."""
         call, observer = open_call.call, self._observer
         if not self._options.scope(call):
             return
@@ -244,7 +252,7 @@ class TorchApiRecorder:
     def end_call(
         self, open_call: OpenTorchApiCall, result: object, *, raised: bool = False
     ) -> None:
-        """Record a call's results, if the call is selected."""
+        """Record the results of a call, if the call is selected."""
         call, repeat, recorder = open_call.call, open_call.repeat, self._observer.recorder
         if open_call.begun is None:
             return
@@ -255,7 +263,7 @@ class TorchApiRecorder:
                 original = None if repeat is None else repeat.original
                 self._watch_gradients(original or call, results)
         finally:
-            # torch ends a repetition by an error once it has all that it needs.
+            # torch ends a repetition by an error as soon as it has the tensors that it needs.
             recorder.end_call(
                 self._observer.graph, open_call.name, raised=raised and repeat is None
             )
@@ -278,7 +286,7 @@ class TorchApiRecorder:
         observer.end_call(name)
 
     def _is_first_mark(self, layer: str) -> bool:
-        """Return whether a mark is to be recorded: with `layers_once` only the first time."""
+        """Return whether a LAYER mark is to be recorded: with `layers_once` only the first time."""
         with self._lock:
             known = layer in self._marked
             self._marked.add(layer)
@@ -287,7 +295,7 @@ class TorchApiRecorder:
     def _record_side(
         self, open_call: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> list[CallLeaf]:
-        """Record one side of a call; return the recorded leaves, as tensors."""
+        """Record one side of a call; return the recorded leaves, with numbers as tensors."""
         filtered, recomputed = self._options.filter_data, open_call.repeat is not None
         kept: list[CallLeaf] = []
         for leaf in leaves:
@@ -302,13 +310,13 @@ class TorchApiRecorder:
                 continue
             if value is not None:
                 place = format_api_argument(side, leaf.path, leaf.word, scalar, recomputed)
-                # As `CallLeaf(...)`, in a third of the time: there is one for each tensor.
+                # This equals `CallLeaf(...)` in a third of the time: there is one for each tensor.
                 kept.append(tuple.__new__(CallLeaf, (leaf.slot, place, value)))
         self._observer.record_tensors(open_call.op_type, open_call.name, side, kept)
         return kept
 
     def _watch_gradients(self, call: ApiCall, results: Iterable[CallLeaf]) -> None:
-        """Hook the results of a forward call, to record their gradients."""
+        """Hook the results of a forward call to record their gradients."""
         backward = ApiBackward(self._observer, call)
         for leaf in results:
             tensor = leaf.value

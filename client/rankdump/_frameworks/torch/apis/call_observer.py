@@ -1,8 +1,8 @@
 """Observer of function and module calls in every thread, and the function mode through which torch
-reports them. API calls are numbered.
+reports them. It numbers API calls.
 
-A function that is called inside another call is not observed. torch's own modules are calls
-themselves, also inside one another; other modules have only a mark.
+A function that is called inside another call is not observed. torch's own modules count as calls,
+also if one is inside another; other modules only have a mark.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ from rankdump._layout.api_tree import ApiCall
 
 
 class ApiMode(TorchFunctionMode):
-    """Function mode that intercepts calls in the threads in which it is installed.
+    """Function mode that intercepts function calls in the threads in which it is installed.
 
-    Calls inside a call are not intercepted: torch removes a mode from the stack while it runs.
+    Calls inside a call are not intercepted, because torch removes a mode from the stack while it
+    runs.
     """
 
     def __init__(self, handler: TorchApiCallObserver) -> None:
@@ -75,14 +76,14 @@ class ApiMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a call, through the handler if it is an API call."""
+        """Run a call; if it is an API call, the handler runs it."""
         handler = self._handler
-        # The compiler traces up to this line only.
+        # When a compiler traces this function, it returns here.
         if handler is None or is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         try:
             found = self._catalogue[func]
-        except TypeError:  # an unhashable callable is a user's own
+        except TypeError:  # an unhashable callable belongs to the user
             found = None
         # Most functions of tensors are not API calls, and return here.
         if found is None or is_tracing():
@@ -100,9 +101,9 @@ class ModuleRole:
     """Role of a module's calls in an API dump."""
 
     layer: str
-    """Path of the module, with dots; empty for the model itself."""
+    """Dotted path of the module; empty for the model itself."""
     api: TorchApi | None
-    """API of the module if it is a call itself."""
+    """API of the module; None if the module does not count as a call."""
     hides_inner_calls: bool
     """Whether functions called inside it do not count as calls."""
 
@@ -110,7 +111,7 @@ class ModuleRole:
 def build_observed_tree(model: Module) -> ModuleTree:
     """Return the modules of a model that have a role in an API dump, with notes on the others.
 
-    Modules inside a compiled region are part of it and left out.
+    Modules inside a compiled region are part of the region and left out.
     """
     tree = build_module_tree(model)
     boundaries = [each.module for each in tree.operators if each.boundary]
@@ -142,25 +143,25 @@ class OpenApiModuleCall:
     operator: ModuleOperator
     role: ModuleRole
     prior_error: int
-    """Identity of the error that the script was already handling."""
+    """Identity of the error that the script was handling when the call began."""
     is_mode_removed: bool = False
-    """Whether the mode is removed while it runs."""
+    """Whether the function mode is removed during the call."""
     open_call: OpenTorchApiCall | None = None
 
 
 class ApiThreadState(threading.local):
-    """Open calls and mode of this thread."""
+    """Open calls and function mode of one thread."""
 
     def __init__(self) -> None:
         self.frames: list[OpenApiModuleCall] = []
         self.generation = 0
         self.is_known = False
-        """Whether the mode was installed in this thread before."""
+        """Whether the function mode was installed in this thread before."""
         self.running = 0
-        """Running functions for which torch removed the mode."""
+        """Number of running functions for which torch has removed the mode."""
         self.paused = False
         self.last_error: ErrorFingerprint | None = None
-        """Last error that left a module."""
+        """Last error with which a module call ended."""
 
 
 class TorchApiCallObserver:
@@ -182,7 +183,7 @@ class TorchApiCallObserver:
         self._generation = 0
 
     def restart(self) -> None:
-        """Observe this thread, in which no paused or hidden call still runs."""
+        """Observe the calling thread, in which no paused or hidden call is still running."""
         self._generation += 1
         self._frames()
         if not self._thread.running:
@@ -197,10 +198,10 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Run a call of a function, made by a frame, and record it if it counts; return or raise
-        what it does.
+        """Run a call of a function that `frame` makes, and record it if it counts; return or raise
+        what the function does.
         """
-        # A tensor subclass must receive an operator as a whole.
+        # A subclass of tensors must receive an operator as a whole.
         if found.is_composite and (not found.kind or set(types) <= {Tensor}):
             return self._call_composite(function, types, args, kwargs)
         open_call = self._begin_function(
@@ -243,7 +244,7 @@ class TorchApiCallObserver:
                 self._recorder.begin_call(frame.open_call, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call of a module, and with it those inside that never returned."""
+        """Close a call of a module, and the calls inside it that never returned."""
         thread, frames = self._thread, self._frames()
         at = len(frames) - 1
         while at >= 0 and frames[at].operator is not operator:
@@ -289,7 +290,7 @@ class TorchApiCallObserver:
     def _call_composite(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
     ) -> Any:
-        """Run a composite function, and keep observing, because the calls inside it count."""
+        """Run a composite function and keep observing, because the calls inside it count."""
         push_mode(self.mode)
         try:
             return call_past_modes(function, types, args, kwargs)
@@ -303,7 +304,7 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> OpenTorchApiCall | None:
-        """Begin the call of a function; None if it is not recorded."""
+        """Begin the call of a function; return None if the call is not recorded."""
         try:
             named = self._find_name_at(found, args, frame)
             if named is None:
@@ -321,7 +322,9 @@ class TorchApiCallObserver:
     def _find_name_at(
         self, found: TorchApi, args: Sequence[Any], frame: FrameType | None
     ) -> TorchApi | None:
-        """Return the API of a function at this call site; None if it is not a call there."""
+        """Return the API of a function at this place of the script; None if it does not count as a
+        call there.
+        """
         whose = self._sites.find_owner(frame)
         if whose is not CodeOwner.USER:
             if whose is CodeOwner.COMPILED:

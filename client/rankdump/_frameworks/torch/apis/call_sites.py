@@ -1,8 +1,8 @@
-"""Sites of API calls: the owner of a call and its place in the script, from the frames above it.
+"""Call sites: the owner of an API call and its place in the script, found from the frames above it.
 
-Calls that torch makes for itself are not the user's: those of compiled code, of the wrappers of
-distributed training, and of an optimizer around its closure. Facts of a code object are cached,
-because the same lines run in every step.
+Calls that torch makes for itself do not count as the user's: those of compiled code, of the
+wrappers of distributed training, and of an optimizer around its closure. Facts about a code object
+are cached, because the same lines run in every step.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class CodeOwner(Enum):
 
     USER = "user"
     TORCH = "torch"
-    """May run on behalf of the user; the frames above decide."""
+    """Code of torch that may run for the user; the frames above it decide."""
     GENERATED = "generated"
-    """Made from a graph, by the compiler or by the user."""
+    """Code that was generated from a graph, by the compiler or by the user."""
     COMPILER = "compiler"
     COMPILED = "compiled"
     INTERNAL = "internal"
-    """Its calls are not the user's."""
+    """Code of torch whose calls are not the user's."""
 
 
 _TORCH_FOLDER = f"{Path(str(torch.__file__)).parent}{os.sep}"
@@ -48,7 +48,7 @@ _GRAPH_FILE = "<eval_with_key>"
 _IMPORT_SYSTEM = "<frozen "
 _INDUCTOR_FOLDER = "torchinductor_"
 _COMPILED_RUNNERS = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_autograd.py")
-"""Code that runs compiled code, whose calls are right below it in the stack."""
+"""Files of the code that runs compiled code, whose frames come right below in the stack."""
 _OWNERS_BY_FILE = (
     (_GRAPH_FILE, CodeOwner.GENERATED),
     ((*_TRANSPARENT_FILES, _IMPORT_SYSTEM), CodeOwner.TORCH),
@@ -64,35 +64,39 @@ _OWNERS_BY_FILE = (
     ),
     (_TORCH_FOLDER, CodeOwner.TORCH),
 )
-"""Owners by prefix of the code's file; the first match counts, other code is the user's."""
+"""Owner of code by the prefix of its file; the first match counts, and any other code is the
+user's.
+"""
 _OPERATOR_FILES = (f"{_TORCH_FOLDER}_tensor.py", f"{_TORCH_FOLDER}overrides.py")
-"""Files of frames between an operator and the method that it calls."""
+"""Files whose frames lie between an operator and the method that it calls."""
 
 _MAX_CACHED_CODES = 1 << 14
 
 
 class _CodeInfo(NamedTuple):
-    """Facts of a code object, which is kept alive because its identity is the key."""
+    """Facts about a code object, which is kept alive because its identity is the key."""
 
     code: CodeType
     owner: CodeOwner
     function: str
-    """Name of its function in `torch.nn.functional`, or empty."""
+    """Name of the function of `torch.nn.functional` that the code is; else empty."""
     operator: str
-    """Name of its operator of tensors, or empty."""
+    """Name of the tensor operator that the code is; else empty."""
 
 
 class CallSites:
-    """Call sites of a process; safe to use from several threads."""
+    """Finds the call sites of one process; safe to use from several threads."""
 
     def __init__(self, *, filtered: bool) -> None:
-        """With `filtered` stacks omit frames of torch; frames of rankdump are always omitted."""
+        """`filtered` leaves frames of torch out of stacks; frames of rankdump are
+        always left out.
+        """
         self._filtered = filtered
         self._stacks = _make_stack_cache(filtered)
         self._codes: dict[int, _CodeInfo] = {}
 
     def set_filter(self, filtered: bool) -> None:
-        """Omit torch's frames from stacks from now on, or no longer."""
+        """Choose whether frames of torch are left out of stacks from now on."""
         if filtered != self._filtered:
             self._filtered = filtered
             self._stacks = _make_stack_cache(filtered)
@@ -105,7 +109,7 @@ class CallSites:
             if owner is CodeOwner.GENERATED:
                 generated = True
             elif owner is CodeOwner.COMPILER:
-                # The compiler's frames also surround functions that are excluded from compilation.
+                # Frames of the compiler also surround functions that are excluded from compilation.
                 if generated:
                     return CodeOwner.COMPILED
             elif owner is not CodeOwner.TORCH:
@@ -114,9 +118,10 @@ class CallSites:
         return CodeOwner.USER
 
     def find_wrapping_names(self, frame: FrameType) -> tuple[str, str]:
-        """Return the function of `torch.nn.functional` and the operator that a frame's call serves.
+        """Return the function of `torch.nn.functional` and the operator for which a frame makes its
+        call.
 
-        Each is empty if there is none.
+        Each name is empty if there is none.
         """
         code, at, operator = self._get_code_info(frame), frame, ""
         while at.f_code.co_filename in _OPERATOR_FILES and at.f_back is not None:
@@ -127,7 +132,7 @@ class CallSites:
         return code.function, operator
 
     def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """Return the lines of a stack, innermost first, in the form of the stack file."""
+        """Return the lines of a stack, innermost call first, as the stack file has them."""
         return self._stacks.read_stack(frame)
 
     def _get_code_info(self, frame: FrameType) -> _CodeInfo:
@@ -135,7 +140,8 @@ class CallSites:
         known = self._codes.get(id(code))
         if known is None:
             if len(self._codes) >= _MAX_CACHED_CODES:
-                # Entries keyed by the identity of a code object must go with the object.
+                # Entries that are keyed by the identity of a code object must be removed together
+                # with the object.
                 self.clear()
             known = self._codes[id(code)] = _read_code(frame)
         return known

@@ -30,8 +30,9 @@ _OPERATOR_NAMES = tuple(
         *("iadd", "isub", "imul", "itruediv", "imod", "ifloordiv", "ipow"),
     )
 )
-"""Operators that torch reports under another name. A patch of any other, such as `__eq__`, would be
-visible to the script's own modes and subclasses."""
+"""Operators that torch reports under another name. Only these are patched: a patch of another one,
+such as `__eq__`, would be visible to the modes and subclasses of the script.
+"""
 
 _patch_lock = threading.Lock()
 _patch_users = 0
@@ -39,7 +40,7 @@ _replaced_operators: list[AttributePatch] = []
 
 
 class OperatorPatch:
-    """Patch that makes operators recognisable, until `remove`."""
+    """Patch that makes operators distinguishable from methods, until `remove`."""
 
     def __init__(self) -> None:
         global _patch_users
@@ -50,7 +51,7 @@ class OperatorPatch:
         self._removed = False
 
     def remove(self) -> None:
-        """Restore the operators, if there is no other observer."""
+        """Restore the operators, unless another observer is using the patch."""
         global _patch_users
         with _patch_lock:
             if self._removed:
@@ -62,7 +63,7 @@ class OperatorPatch:
 
 
 def find_written_operator(code: CodeType) -> str:
-    """Return the operator that a code object of the patch stands for; empty for other code."""
+    """Return the operator that a code object of the patch stands for; empty for any other code."""
     return code.co_name if code.co_filename == __file__ and code.co_name in _OPERATOR_NAMES else ""
 
 
@@ -112,9 +113,10 @@ _disabled_dropouts: set[Callable[..., Any]] = set()
 
 
 def without_dropout(model: Module) -> int:
-    """Set p to 0 in the model's dropouts and in every functional one; return the model's number.
+    """Set p to 0 in the dropout modules of a model and in every functional dropout; return the
+    number of these modules.
 
-    It is not undone, because later steps are compared too.
+    This is not undone, because later steps are compared too.
     """
     found = [module for module in model.modules() if isinstance(module, _DROPOUT_MODULES)]
     for module in found:
