@@ -1,5 +1,5 @@
-"""Finder of the agent that receives the dumps of a process: the one in RANKDUMP_AGENT, the one of
-this host, or an embedded one that the job starts. gRPC is loaded only for the last.
+"""Finder of the agent that receives the dumps of a process: the agent in RANKDUMP_AGENT, the agent
+of this host, or an embedded one that the job starts. gRPC is loaded only for an embedded one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ AGENT_VARIABLE = "RANKDUMP_AGENT"
 _CONNECT_TIMEOUT_S = 0.5
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
-"""Finds or starts the daemon of a job: gets the job's id, and whether it merges the order."""
+"""Finds or starts the daemon of a job, given the job's id and whether the daemon also merges the
+execution order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,11 @@ class AgentAddress:
 
     address: str
     missing: str = ""
-    """Reason why no agent runs there now; empty where one may run."""
+    """Reason why no agent runs at the address now; empty if one may run."""
     is_starting: Callable[[], bool] | None = field(default=None, compare=False)
-    """Returns whether the agent still starts; UnavailableError if it ended. None for an agent that
-    this job did not start, or that serves."""
+    """Returns whether the agent is still starting; raises UnavailableError if it has ended. None
+    for an agent that this job did not start, or that already serves.
+    """
 
 
 class AgentFinder:
@@ -54,15 +57,15 @@ class AgentFinder:
         lease: LeaseFactory | None = None,
         explain_missing: Callable[[str], str] | None = None,
     ) -> None:
-        """`explain_missing` returns why no agent runs at an address; empty when one does."""
+        """`explain_missing` returns why no agent runs at an address; empty if one does."""
         self._make_lease = lease or _make_lease
         self._explain_missing = explain_missing or explain_missing_agent
         self._lock = threading.Lock()
         self._lease: DaemonLease | None = None
         self._job_id = ""
-        """Job of the embedded agent."""
+        """Id of the job that the embedded agent belongs to."""
         self._is_used = False
-        """Whether a session got the address of the embedded agent."""
+        """Whether a session was given the address of the embedded agent."""
         os.register_at_fork(after_in_child=self._forget)
 
     def prepare(self, environ: Mapping[str, str]) -> None:
@@ -77,10 +80,11 @@ class AgentFinder:
     def find(
         self, environ: Mapping[str, str], *, embedded: bool = True, waits: bool = True
     ) -> AgentAddress:
-        """Return the agent in RANKDUMP_AGENT, that of this host, or an embedded one.
+        """Return the address of the agent in RANKDUMP_AGENT, of this host's agent, or of an
+        embedded one.
 
-        With `embedded` False no agent is started. With `waits` False one that was started may not
-        serve yet. A missing agent may be started later.
+        If `embedded` is False, no agent is started. If `waits` is False, an agent that was started
+        may not serve yet. An agent that is missing may be started later.
         """
         if environ.get(AGENT_VARIABLE):
             return AgentAddress(environ[AGENT_VARIABLE])
@@ -121,24 +125,26 @@ class AgentFinder:
         return found
 
     def _take_lease(self, identity: RankIdentity) -> DaemonLease:
-        """Return the lease of the job's embedded agent, which may have to start it.
+        """Return the lease of the job's embedded agent, which is started if necessary.
 
         A process may dump to several trees, but has one daemon.
         """
         job_id = identity.job_id
         if self._lease is not None and self._job_id != job_id:
-            # Its process group was made after `prepare`, and names another job.
+            # The process group was created after `prepare`, so the lease is for another job id.
             self._lease.close()
             self._lease = None
         if self._lease is None:
             self._job_id = job_id
             self._lease = self._make_lease(job_id, not identity.spans_hosts)
-            # Functions registered later, such as the end of a session, run before this one.
+            # Functions that are registered later, such as the end of a session, run before this
+            # one.
             atexit.register(_close_lease, self._lease)
         return self._lease
 
     def _forget(self) -> None:
-        # A fork has no share in its parent's daemon, and the lock may be held.
+        # A forked child has no share in its parent's daemon, and another thread may have held the
+        # lock during the fork.
         self._lock, self._lease = threading.Lock(), None
 
 
@@ -149,7 +155,7 @@ _NOT_MERGED_NOTE = (
 
 
 def explain_missing_agent(address: str) -> str:
-    """Return why no agent accepts connections on a Unix socket; empty when one does."""
+    """Return why no agent accepts connections on a Unix socket; empty if one does."""
     path = address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_TIMEOUT_S)
@@ -182,4 +188,4 @@ def _close_lease(lease: DaemonLease) -> None:
 
 
 default_agent_finder = AgentFinder()
-"""Finder of this process."""
+"""The finder of this process."""

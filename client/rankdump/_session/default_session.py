@@ -1,5 +1,5 @@
-"""Default session of a process, which the environment configures, with the public functions that
-use it; and a session that counts the calls of its models as iterations, because inference has no
+"""Default session of a process, which the environment configures, and the public functions that use
+it; also a session that counts the calls of its models as iterations, because inference has no
 steps.
 
 Other ways to configure dumps may replace the default session.
@@ -23,8 +23,8 @@ from rankdump._session.rank_session import Session, never_raises
 class CallSession(Session):
     """Session that begins an iteration at every outermost call of a model, until `step` is called.
 
-    Only for a plan from an `acl.json`: other dialects count steps. An iteration has at most one
-    call of a model; models that take turns share iterations.
+    It is used only for a plan from an `acl.json`, because other dialects count steps. An iteration
+    has at most one call of each model; models that are called in turn share iterations.
     """
 
     def __init__(self, plan: DumpPlan | PlanSource | None = None, **about: Any) -> None:
@@ -41,7 +41,9 @@ class CallSession(Session):
         super().attach(model, name, inside_compiled=inside_compiled)
 
     def step(self, iteration: int | None = None) -> None:
-        """Begin an iteration, by default the next one; from now on calls are not counted."""
+        """Begin an iteration, by default the next one; from now on calls are not counted as
+        iterations.
+        """
         self._has_explicit_steps = True
         super().step(iteration)
 
@@ -83,9 +85,9 @@ def attach(
     """Observe a model with a session, by default the one that the environment configures.
 
     `name` is the model's folder if the configuration does not name all models. `inside_compiled`
-    observes also operators inside regions that torch.compile compiles after this call.
+    also observes operators inside regions that torch.compile compiles after this call.
 
-    All calls of a process without an explicit session share one.
+    All calls in a process that give no session share one session.
     """
     session = session or open_default_session()
     session.attach(model, name, inside_compiled=inside_compiled)
@@ -105,9 +107,10 @@ def microbatch(index: SupportsIndex) -> None:
 
 
 def dump_start() -> None:
-    """Dump from now on, whatever iterations the configuration names; devices and operators stay.
+    """Dump from now on, whatever iterations the configuration names; its devices and operators
+    still apply.
 
-    After the first call of `dump_start` or `dump_stop`, the two alone decide when to dump.
+    After the first call of `dump_start` or `dump_stop`, only these two decide when to dump.
     """
     open_default_session().dump_start()
 
@@ -136,16 +139,17 @@ def note(**numbers: float) -> None:
 
 
 def set_dump(target: object, enabled: bool = True) -> None:
-    """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
+    """Mark a torch module or a MindSpore cell, with everything inside it, for `dump_mode` 2.
 
-    With `enabled` False the mark is removed; the last call for a module or cell counts.
-    ValueError if `target` is neither, or `enabled` is not a bool.
+    If `enabled` is False, the mark is removed; the last call for a module or cell counts.
     """
     mark_model(target, enabled)
 
 
 def replace_default_session(source: Callable[[], Session] | None) -> None:
-    """Use the session that `source` returns instead of the environment's; None undoes it."""
+    """Use the session that `source` returns instead of the one that the environment configures;
+    None undoes this.
+    """
     global _replacement
     _replacement = source
 
@@ -162,7 +166,7 @@ def is_environment_session_active() -> bool:
 
 
 def open_default_session() -> Session:
-    """Return the default session; it is opened if it is not open yet, or was closed."""
+    """Return the default session, which is opened if it is not open."""
     global _default
     if _replacement is not None:
         return _replacement()

@@ -1,5 +1,5 @@
-"""Choice of the adapter for a model's framework, for operators and for API calls. An adapter is
-imported only when one of its models is used.
+"""Choice of the framework adapter for a model, for operators and for API calls. An adapter is
+imported only when a model of its framework is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_hook(
 ) -> IterationHook | None:
     """Return the hook that observes a model; None, with one warning, for an unknown framework.
 
-    `inside_compiled` observes also operators inside regions that torch.compile compiles.
+    `inside_compiled` also observes operators inside regions that torch.compile compiles.
     """
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
@@ -58,11 +58,13 @@ class OptimizerHook(IterationHook, Protocol):
     """Records the states of optimizers."""
 
     def add_optimizer(self, optimizer: object) -> bool:
-        """Record the states of an optimizer from now on; return whether it is one."""
+        """Record the states of an optimizer from now on; return whether the object is
+        an optimizer.
+        """
         ...
 
     def find_optimizers(self) -> None:
-        """Record also the states of the optimizers that step from now on."""
+        """Also record the states of the optimizers that step from now on."""
         ...
 
 
@@ -71,7 +73,7 @@ def make_optimizer_hook(
 ) -> OptimizerHook | None:
     """Return the hook that records the states of torch's optimizers; None if torch is not in use.
 
-    `list_models` returns the attached models, after which states are named.
+    `list_models` returns the attached models, whose parameters give the states their names.
     """
     if "torch" not in sys.modules:
         return None
@@ -83,9 +85,8 @@ def make_optimizer_hook(
 def make_data_parallel_hook(
     model: Any, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
 ) -> IterationHook | None:
-    """Return the hook that records what data parallelism gathers and reduces in a model.
-
-    None for no torch module.
+    """Return the hook that records the tensors that data parallelism gathers and reduces in a
+    model; None if the model is not a torch module.
     """
     if not is_torch_module(model):
         return None
@@ -106,7 +107,7 @@ def find_model_name(model: Any) -> str:
 def make_pulse_hook(
     model: Any, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
 ) -> IterationHook | None:
-    """Return the hook that measures a model for the black box; None for no torch module."""
+    """Return the hook that measures a model for the black box; None if it is not a torch module."""
     if not is_torch_module(model):
         return None
     from rankdump._frameworks.torch.pulse_hooks import TorchPulseHook
@@ -115,7 +116,9 @@ def make_pulse_hook(
 
 
 def make_perturbation_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
-    """Return the hook that moves inputs of a model for a noise run; None for no torch module."""
+    """Return the hook that moves the inputs of a model for a noise run; None if it is not a torch
+    module.
+    """
     if not is_torch_module(model):
         return None
     from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
@@ -132,7 +135,7 @@ def make_step_replay(
     iteration: int,
     rank: int,
 ) -> StepReplay:
-    """Return the replay of a step of attached models of torch."""
+    """Return the replay of a step that runs attached models of torch."""
     from rankdump._frameworks.torch.step_replay import StepReplay
 
     return StepReplay(
@@ -141,7 +144,7 @@ def make_step_replay(
 
 
 class HookFactory(Protocol):
-    """Makes the hook that observes a model."""
+    """Creates the hook that observes a model."""
 
     def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
         """Return the hook; None, after a warning, if there is nothing to observe."""
@@ -152,7 +155,7 @@ class OutermostCallWatch(Protocol):
     """Reports calls of models that are not inside another call."""
 
     def watch(self, model: Any) -> None:
-        """Watch one more model."""
+        """Watch another model."""
         ...
 
     def remove(self) -> None:
@@ -161,9 +164,10 @@ class OutermostCallWatch(Protocol):
 
 
 def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> OutermostCallWatch | None:
-    """Return a watch for calls of models of this one's framework; `begins` gets the model's number.
+    """Return an observer of the outermost calls of models of the same framework as `model`;
+    `begins` is called with the model's number.
 
-    None for an unknown framework.
+    The result is None for an unknown framework.
     """
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
@@ -177,7 +181,7 @@ def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> Outermost
 
 
 def mark_model(target: object, enabled: object) -> None:
-    """Mark a model and what is inside it for `dump_mode` 2, or remove the mark.
+    """Mark a model with everything inside it for `dump_mode` 2, or remove the mark.
 
     ValueError if `target` is of an unknown framework, or `enabled` is not a bool.
     """
@@ -196,7 +200,7 @@ def mark_model(target: object, enabled: object) -> None:
 def make_array_source(array: Any) -> TensorSource | str | None:
     """Return the source of an array, or the reason why it cannot be read.
 
-    None for a distributed tensor of which this rank has no part.
+    The result is None for a distributed tensor that this rank has no part of.
 
     A torch tensor is read by torch's adapter: numpy has no bfloat16 and rejects tensors with
     gradients.
@@ -208,7 +212,7 @@ def make_array_source(array: Any) -> TensorSource | str | None:
     return ArraySource(array)
 
 
-# A script passes arrays of few classes.
+# The cache is small because a script passes arrays of few classes.
 @lru_cache(maxsize=64)
 def _is_torch_tensor(kind: type) -> bool:
     """Return whether a class is torch's tensor or derived from it; torch need not be installed."""
@@ -226,12 +230,14 @@ def is_mindspore_cell(value: object) -> bool:
 
 
 def _has_base_in(value: object, module: str) -> bool:
-    # By name, so that a job without a framework need not import it.
+    # Classes are compared by name, so that a job that does not use a framework need not import it.
     return any(base.__module__ == module for base in type(value).__mro__)
 
 
 class ApiIterationHook(IterationHook, Protocol):
-    """Counts API calls from its construction on, and records what they read and wrote."""
+    """Hook that counts API calls from its construction on, and records the tensors that they read
+    and wrote.
+    """
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Record with this recorder and these options from now on; call numbers continue."""
@@ -239,7 +245,7 @@ class ApiIterationHook(IterationHook, Protocol):
 
 
 class ModelStepWatch(Protocol):
-    """Reports calls and steps of a model to a listener until it is removed."""
+    """Reports the calls and steps of a model to a listener until `remove`."""
 
     def has_optimizer(self) -> bool:
         """Return whether there is an optimizer whose steps can be observed."""
@@ -255,7 +261,7 @@ class ApiFramework(Protocol):
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module has it as a constant
-        """Name in file names: `torch`, `mindspore`."""
+        """Name of the framework in file names: `torch` or `mindspore`."""
         ...
 
     def api_hook(
@@ -269,7 +275,7 @@ class ApiFramework(Protocol):
         ...
 
     def save_state(self, model: Any, folder: Path) -> None:
-        """Write the model's state into a file of the framework's own format."""
+        """Write the state of a model to a file in the framework's own format."""
         ...
 
     def watch_steps(self, model: Any, listener: StepListener) -> ModelStepWatch:

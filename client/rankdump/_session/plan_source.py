@@ -1,9 +1,9 @@
 """Plan of a session: from the file that the environment names, or from an object of the script; no
-plan where MindSpore itself writes the same dump.
+plan if MindSpore itself writes the same dump.
 
-MindSpore reads MINDSPORE_DUMP_CONFIG too, and dumps by itself: every kernel in graph mode, in
-PyNative mode only compiled code. That cannot be stopped once its first operator has run. So where
-both would dump the same, MindSpore dumps and rankdump does not.
+MindSpore reads MINDSPORE_DUMP_CONFIG too, and dumps by itself: in graph mode every kernel, in
+PyNative mode only compiled code. This cannot be stopped once its first operator has run. So if both
+would write the same dump, MindSpore dumps and rankdump does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DumpTarget:
 
 
 def describe_native_conflict(own: DumpTarget, native: DumpTarget, *, mindspore_loaded: bool) -> str:
-    """Return why rankdump must not dump what its configuration requests; empty when it may. Pure.
+    """Return why rankdump must not dump what its configuration requests; empty if it may. Pure.
 
     `native` is the dump that MINDSPORE_DUMP_CONFIG requests from MindSpore.
     """
@@ -59,7 +59,7 @@ def describe_native_conflict(own: DumpTarget, native: DumpTarget, *, mindspore_l
 
 
 def find_native_conflict(file: Path, root: str, environ: Mapping[str, str]) -> str:
-    """Return why a session of this process must not dump; empty when it may."""
+    """Return why a session of this process must not dump; empty if it may."""
     return describe_native_conflict(
         _resolve_target(file, root),
         _resolve_native_target(environ),
@@ -70,14 +70,14 @@ def find_native_conflict(file: Path, root: str, environ: Mapping[str, str]) -> s
 def remove_native_dump(environ: Mapping[str, str], root: str) -> dict[str, str]:
     """Return an environment in which MindSpore does not dump what RANKDUMP_CONFIG requests.
 
-    A MINDSPORE_DUMP_CONFIG with another root stays: both dumps are intended then.
+    A MINDSPORE_DUMP_CONFIG that names another root stays, because both dumps are intended then.
     """
     own = _resolve_target(Path(environ["RANKDUMP_CONFIG"]), root)
     if not own.overlaps(_resolve_native_target(environ)):
         return dict(environ)
     found = {name: text for name, text in environ.items() if name != NATIVE_VARIABLE}
     if environ.get(_ACL_VARIABLE) == environ[NATIVE_VARIABLE]:
-        # The variable requests an ACL dump too, by this configuration.
+        # With this configuration the variable requests an ACL dump too.
         found[_ACL_VARIABLE] = environ["RANKDUMP_CONFIG"]
     return found
 
@@ -104,18 +104,20 @@ _logger = logging.getLogger("rankdump")
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """What a session is made of."""
+    """Parts that a session is made from."""
 
     plan: DumpPlan
     source: bytes
-    """The configuration file."""
+    """The configuration file, byte for byte."""
     identity: RankIdentity
 
 
 def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
-    """Return what RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, configures; None without either.
+    """Return the configuration that RANKDUMP_CONFIG, or else MINDSPORE_DUMP_CONFIG, names; None if
+    neither is set.
 
-    None as well if MindSpore itself dumps it. RankdumpError if it cannot be used.
+    The result is also None if MindSpore itself writes the dump. RankdumpError if the configuration
+    cannot be used.
     """
     path = environ.get("RANKDUMP_CONFIG") or environ.get("MINDSPORE_DUMP_CONFIG")
     if not path and is_black_box_forced(environ):
@@ -127,7 +129,7 @@ def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
     identity = identify_rank(environ, plan.output.root)
     if _is_left_to_mindspore(Path(path), plan, identity, environ):
         return None
-    # Once a job: not by every rank, and not again after `rankdump run` has logged it.
+    # Warnings are logged once per job: only by rank 0, and not if `rankdump run` has logged them.
     if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
         for warning in plan.warnings:
             _logger.warning("rankdump: %s", warning)
@@ -157,7 +159,9 @@ def load_session_config_or_log(environ: Mapping[str, str]) -> SessionConfig | No
 
 STARTED_FORMAT = "%Y%m%d%H%M%S"
 STARTED_VARIABLE = "RANKDUMP_STARTED"
-"""Sets one start time, and so one folder, for all ranks of a job; default: each rank's own."""
+"""Variable with one start time, and so one folder name, for all ranks of a job; by default each
+rank has its own.
+"""
 
 
 class PlanSource(Protocol):
@@ -169,9 +173,9 @@ class PlanSource(Protocol):
 
 
 def resolve_plan(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> DumpPlan | None:
-    """Return the plan of a session that begins now: the start time may name its tree.
+    """Return the plan of a session that begins now; the start time may be part of the tree's name.
 
-    None for a plan that is not enabled.
+    The result is None for a plan that is not enabled.
     """
     plan = given if isinstance(given, DumpPlan) else given.plan()
     if not plan.enabled:

@@ -1,4 +1,4 @@
-"""Session of one rank, from start to end, as a training script drives it: iterations, attached
+"""Session of one rank from start to end, as a training script drives it: iterations, attached
 models, arrays, losses. Internal errors are logged and never reach the script; only the loss of a
 tensor under a strict plan does.
 """
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 class SessionHooks:
-    """Hooks in the order in which their models were attached."""
+    """Hooks of a session, in the order in which their models were attached."""
 
     def __init__(self) -> None:
         self._hooks: list[IterationHook] = []
@@ -88,7 +88,7 @@ class SessionHooks:
             hook.iteration_ends(iteration, armed)
 
     def hide(self, iteration: int, on: bool, armed: bool) -> None:
-        """Notify the hooks that a part of the iteration is repeated, or that it is over."""
+        """Notify the hooks that a repetition of a part of the iteration begins or ends."""
         for hook in self._hooks:
             if isinstance(hook, HiddenHook):
                 hook.hide(on)
@@ -96,7 +96,9 @@ class SessionHooks:
                 hook.iteration_begins(iteration, armed)
 
     def find_name(self, tensor: object) -> str:
-        """Return the name of a parameter or buffer of an attached model; empty if it is none."""
+        """Return the name of a parameter or buffer of an attached model; empty for any other
+        tensor.
+        """
         named = (pair for model in self.list_models() for pair in model.iterate_named())
         return next((name for name, each in named if each is tensor), "")
 
@@ -136,12 +138,12 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def load_session_modules() -> None:
-    """Load what the first session of a process loads: gRPC and the recorder."""
+    """Load the modules that the first session of a process needs: gRPC and the recorder."""
     import rankdump._recorder.pipeline  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 MAX_MICROBATCH = (1 << 32) - 1
-"""Largest number of a micro-batch; records have 32 bits for it."""
+"""Largest number of a micro-batch: records have 32 bits for it."""
 
 
 def parse_microbatch(index: object) -> int | str:
@@ -157,11 +159,11 @@ def parse_microbatch(index: object) -> int | str:
 
 
 class Session:
-    """Dump of one rank. Without a plan it is off, and every call costs one branch.
+    """Session: the dump of one rank. Without a plan it is off, and every call costs one branch.
 
-    Iterations count from 0. Call `step(i)` where iteration i begins, or `step()` where one
-    ends; the last one ends with `close()`, which runs by itself at exit. A configuration's
-    `initial_iteration` is added to every number, those given to `step` as well.
+    Iterations count from 0. Call `step(i)` where iteration i begins, or `step()` where one ends;
+    the last iteration ends with `close()`, which runs by itself at exit. The configuration's
+    `initial_iteration` is added to every number, also to the numbers given to `step`.
 
     >>> Session().active
     False
@@ -176,9 +178,9 @@ class Session:
         agent: str | AgentAddress = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ`, by default the process's own, supplies what is not given: the rank, by its
-        launcher's variables, and the agent, by RANKDUMP_AGENT. It also sets timeouts of
-        communication and names certificates.
+        """`environ`, by default the environment of the process, supplies what is not given: the
+        rank, by its launcher's variables, and the agent, by RANKDUMP_AGENT. It also sets timeouts
+        of communication and names certificates.
 
         Without an agent on this host the session starts one, shared by the job's ranks on the host.
         ConfigError if a configuration object cannot be used.
@@ -188,8 +190,8 @@ class Session:
         self._pipeline: DumpPipeline | None = None
         self._hooks = SessionHooks()
         self.models: list[str] = []
-        """Names of the models so far, by number."""
-        self._begun_by_script = False  # by the script, rather than by default
+        """Names of the models so far; the index is the number of the graph."""
+        self._begun_by_script = False  # whether the script began the iteration
         self._initial_iteration = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
         self._finds_optimizers = plan is not None and plan.selection.optimizer_states
@@ -199,7 +201,7 @@ class Session:
         """Models that `attach` observes."""
         self._is_replaying = False
         self.last_replay: ReplayReport | None = None
-        """What became of the last call of `replay` that ran to its end; None before."""
+        """Result of the last call of `replay` that ran to its end; None before."""
         self._is_only_rank = False
         self._rank = 0
         self._perturbation = read_perturbation(environ)
@@ -221,7 +223,8 @@ class Session:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
         """Make the session that RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, configures.
 
-        Without either it is off, and also if the file cannot be used: the reason is logged once.
+        Without either variable the session is off. It is also off if the file cannot be used; the
+        reason is logged once.
         """
         environ = os.environ if environ is None else environ
         config = load_session_config_or_log(environ)
@@ -241,7 +244,7 @@ class Session:
 
     @never_raises
     def step(self, iteration: int | None = None) -> None:
-        """End the running iteration, and begin one, by default the next."""
+        """End the running iteration, and begin another one, by default the next."""
         pipeline = self._pipeline
         if pipeline is None:
             return
@@ -259,8 +262,8 @@ class Session:
             self._add_random_states(pipeline)
             return
         began = self._begun_by_script or given is None
-        # A loop that goes on from a checkpoint begins its first iteration with a call of `step`:
-        # parameters are not dumped for the one before it, in which nothing ran.
+        # A loop that continues from a checkpoint calls `step` at its begin; the iteration before
+        # that call, in which nothing ran, is ended without dumping parameters.
         self._end_iteration(pipeline, ran=began, armed=began or pipeline.has_run)
         pipeline.begin_iteration(following)
         self._begun_by_script = given is not None
@@ -272,7 +275,7 @@ class Session:
     def microbatch(self, index: SupportsIndex) -> None:
         """Begin a micro-batch of the running iteration; `step` ends the last one.
 
-        Forward passes from now on have this number, and so do their gradients, whenever these
+        Forward passes from now on have this number, and so have their gradients, whenever these
         arrive. It replaces the number that a pipeline schedule or `no_sync` gives.
         """
         pipeline = self._pipeline
@@ -291,9 +294,9 @@ class Session:
     ) -> None:
         """Dump one array: `side` is `input` or `output`, `op_name` the full scope name.
 
-        `array` is a torch tensor, or anything numpy can view. Consecutive calls with one `op_name`
-        are one operator. A plan that keeps the operator that raised reads arrays only after an
-        error has ended the session: those of the operator that was dumped last.
+        `array` is a torch tensor or anything that numpy can view. Consecutive calls with the same
+        `op_name` belong to one operator. A plan that keeps the operator that raised reads arrays
+        only after an error has ended the session: those of the last operator that was dumped.
         """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.armed:
@@ -316,7 +319,7 @@ class Session:
     ) -> None:
         """Set the order in which a framework compiled a graph, by full scope names.
 
-        It replaces the observed order. Without `op_types` the types are taken from the names.
+        This order replaces the observed one. Without `op_types` the types are taken from the names.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -331,9 +334,10 @@ class Session:
     def attach(self, model: Any, name: str = "", *, inside_compiled: bool = False) -> None:
         """Observe a model's operators from now on; warn once for an unknown framework.
 
-        `name` is its folder if the plan does not name all models; by default its class's name.
-        `inside_compiled` observes also operators inside regions that torch.compile compiles after
-        this call; it adds operators to the compiled code, in all iterations.
+        `name` is the model's folder if the plan does not name all models; by default it is the name
+        of the model's class. `inside_compiled` also observes operators inside regions that
+        torch.compile compiles after this call; it adds operators to the compiled code, in all
+        iterations.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -350,7 +354,7 @@ class Session:
                 hook.find_optimizers()
 
     def _add_model_hooks(self, pipeline: DumpPipeline, model: object) -> None:
-        """Add what a model has beside the hook that records it."""
+        """Add the hooks that a model needs in addition to the one that records it."""
         graph, recorder, pulses = len(self.models) - 1, pipeline.recorder, pipeline.black_box
         if pulses is not None:
             hook = make_pulse_hook(model, recorder, pulses, graph=graph, name=self.models[graph])
@@ -360,7 +364,7 @@ class Session:
             self._add_hook(pipeline, hook, "the inputs of models of torch alone can be moved")
 
     def _add_hook(self, pipeline: DumpPipeline, hook: IterationHook | None, refusal: str) -> None:
-        """Add a hook; without one, warn of what is not allowed."""
+        """Add a hook; if there is none, warn about what is not allowed."""
         if hook is None:
             pipeline.recorder.warn_once(refusal)
         else:
@@ -375,8 +379,8 @@ class Session:
     def note(self, **numbers: float) -> None:
         """Keep numbers of the running iteration: `session.note(loss=loss.item())`.
 
-        They are in the run card, and in the black box, which a loss freezes that is not finite or
-        far above the earlier ones. Anything else than a number is one warning.
+        The numbers are kept in the run card and in the black box, which is frozen by a loss that is
+        not finite or far above the earlier losses. A value that is not a number causes one warning.
         """
         pipeline = self._pipeline
         causes = pipeline and (pipeline.card or pipeline.black_box)
@@ -396,19 +400,19 @@ class Session:
         also: object = (),
         **keywords: Any,
     ) -> _R:
-        """Run a step of the training, and again from the same state; compare all digests.
+        """Run a step of the training twice from the same state, and compare all digests.
 
         Return `step(*args, **keywords)` of the first run, which is the one in the dump; the state
-        after it is restored, so the training goes on as with one run. `last_replay` says whether
+        after it is restored, so the training continues as after one run. `last_replay` says whether
         all inputs, outputs, gradients, parameters, buffers, states of optimizers and generators
-        were the same, and which operator differed first, if it was not. All ranks call it together.
+        were equal, and if not, which operator differed first. All ranks must call this together.
 
-        What is saved and restored: parameters, buffers and gradients of attached models,
-        optimizers, schedulers of learning rates, scalers of gradients, and the generators of torch,
-        numpy and Python. `also` is another object, or a list of them, with `state_dict` and
-        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates, one
-        of the second is in the report. Without a plan, or where the state cannot be copied, the
-        step runs once.
+        Saved and restored are: parameters, buffers and gradients of attached models, optimizers,
+        schedulers of learning rates, gradient scalers, and the random generators of torch, numpy
+        and Python. `also` is another object, or a list of objects, with `state_dict` and
+        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates; an
+        error of the second run is in the report. Without a plan, or if the state cannot be copied,
+        the step runs once.
         """
         pipeline, run = self._pipeline, partial(step, *args, **keywords)
         if pipeline is None or self._is_replaying:
@@ -436,7 +440,7 @@ class Session:
 
     @contextmanager
     def _hide(self) -> Generator[None]:
-        """Record nothing in the block, and ignore calls of the script."""
+        """Record nothing in the block, and ignore the script's calls of the session."""
         pipeline = self._pipeline
         if pipeline is None:  # the step has closed the session
             yield
@@ -468,7 +472,9 @@ class Session:
 
     @never_raises
     def dump_start(self) -> None:
-        """Dump from now on, whatever iterations the plan names; devices and operators stay."""
+        """Dump from now on, whatever iterations the plan names; its devices and operators still
+        apply.
+        """
         self._set_dumping(True)
 
     @never_raises
@@ -486,9 +492,10 @@ class Session:
     def optimizer(self, optimizer: Any) -> None:
         """Record the states of an optimizer of torch from now on, at the end of each iteration.
 
-        `exp_avg`, `momentum_buffer`, master weights and all other tensors that it keeps for the
-        parameters of attached models, as `Optimizer/layers.0.weight.exp_avg` of the type
-        `OptimizerState`. Anything else than an optimizer is one warning.
+        All tensors that it keeps for the parameters of attached models are recorded, such as
+        `exp_avg`, `momentum_buffer` and master weights, with names such as
+        `Optimizer/layers.0.weight.exp_avg` and the type `OptimizerState`. An object that is not an
+        optimizer causes one warning.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -502,13 +509,13 @@ class Session:
 
     @never_raises
     def data_parallel(self, model: Any) -> None:
-        """Record also what data parallelism gathers and reduces in an attached model.
+        """Also record the tensors that data parallelism gathers and reduces in an attached model.
 
-        `model` is what DistributedDataParallel, FullyShardedDataParallel or `fully_shard` returned,
-        or has such modules in it. Parameters as the forward reads them, after FSDP gathered them,
-        are inputs of the operators of their names; gradients before reduction those of
-        `Gradients/`. Each is as large as the whole parameter. Anything else than a torch module is
-        one warning.
+        `model` was returned by DistributedDataParallel, FullyShardedDataParallel or `fully_shard`,
+        or contains such modules. Parameters as the forward reads them, after FSDP gathered them,
+        are inputs of the operators with their names; gradients before reduction are inputs of the
+        operators with `Gradients/` and their names. Each of these tensors is as large as the whole
+        parameter. An object that is not a torch module causes one warning.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -531,13 +538,15 @@ class Session:
         side: str = "output",
         slot: int = 0,
     ) -> None:
-        """Declare which part of a logical tensor this rank has; the same call on every rank.
+        """Declare which part of a logical tensor this rank has; the call must be the same on every
+        rank.
 
         `target` is a parameter or buffer of an attached model, or the name of one or of an
-        operator; `side` and `slot` are the operator's. `mesh` has extents by name, `placements`
-        texts such as `Shard(0)`, `ranks` the global ranks in C order, by default from 0 on.
-        `global_offset` is needed where the placements do not give it. The layout holds for the
-        gradient as well. Wrong arguments are one warning, and nothing is declared.
+        operator; `side` and `slot` select a tensor of an operator. `mesh` has the extents of the
+        mesh dimensions by name, `placements` texts such as `Shard(0)`, `ranks` the global ranks in
+        C order (by default from 0 on). `global_offset` is required if the placements do not
+        determine it. The layout also applies to the gradient. Wrong arguments cause one warning,
+        and nothing is declared.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -562,7 +571,8 @@ class Session:
 
     def close(self) -> None:
         """End the last iteration, deliver buffered data, and remove the hooks."""
-        # In a `finally` block an error may propagate: the plan may keep the operator that raised.
+        # If `close` is called in a `finally` block, an error may be propagating; the plan may keep
+        # the operator that raised it.
         self._close(ended=True, raised=sys.exc_info()[1] is not None)
 
     @never_raises
@@ -578,7 +588,7 @@ class Session:
         self._hooks.detach()
         pipeline.close(raised=raised)
         self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
-        if not raised:  # a propagating error of the script is not replaced
+        if not raised:  # a propagating error of the script must not be replaced
             self._raise_losses(pipeline)
 
     def __enter__(self) -> Session:
@@ -594,7 +604,7 @@ class Session:
         agent: str | AgentAddress,
         environ: Mapping[str, str],
     ) -> None:
-        # Imported here: a session that is off must not load gRPC.
+        # This is imported here because a session that is off must not load gRPC.
         from rankdump._recorder.pipeline import DumpPipeline
         from rankdump._wire.channel import read_credentials
 
@@ -616,11 +626,11 @@ class Session:
         atexit.register(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        # An unhandled exception left the running iteration unfinished.
+        # After an unhandled exception the running iteration is unfinished.
         ended = not hasattr(sys, "last_value")
         try:
             self._close(ended=ended, raised=not ended)
-        except RankdumpError as error:  # a strict plan; the interpreter is exiting anyway
+        except RankdumpError as error:  # a strict plan raised it at exit
             _logger.error("rankdump: %s", error)
 
     def _get_optimizer_hook(self, pipeline: DumpPipeline) -> OptimizerHook | None:
@@ -637,7 +647,9 @@ class Session:
         pipeline.end_iteration(ran=ran)
 
     def _check_process_group(self, pipeline: DumpPipeline) -> None:
-        """Warn if the session began before the process group and so assumed a single rank."""
+        """Warn if the session began before the process group was created, and so assumed a single
+        rank.
+        """
         rank, size = find_process_group() or (0, 1)
         if size > 1:
             self._is_only_rank = False
@@ -659,7 +671,9 @@ class Session:
             self._notify_hooks(pipeline)
 
     def _add_random_states(self, pipeline: DumpPipeline) -> None:
-        """Keep the states of generators; of torch's models they are read at their first call."""
+        """Keep the states of the random generators, except torch's, whose states are read at the
+        first call of a model.
+        """
         if pipeline.card is not None and pipeline.armed and not self.models:
             pipeline.card.add_random_states()
 
