@@ -1,8 +1,8 @@
 """Client of an agent: opens and resumes the session, selects shared memory or the stream, and
 delivers frames in order and at least once.
 
-One thread owns the connection. No error leaves it: undelivered items stay in the buffer until the
-session closes, and are counted then.
+One thread owns the connection. No error leaves this thread: undelivered items stay in the buffer
+until the session closes, and are counted then.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ OPEN_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 2.0
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
-"""Pauses between attempts to connect, which double."""
+"""Longest pause between attempts to connect, in seconds; pauses double up to it."""
 EXIT_PAUSE_S = 0.5
-"""The longest such pause once the session is closing."""
-# An agent that restarts is back by then; a job should not hang at its end for one that is gone.
+"""Longest pause between attempts to connect while the session is closing, in seconds."""
+# An agent that restarts is back within this time; a job should not wait longer at its end for an
+# agent that is gone.
 RETURN_AT_EXIT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.enable_http_proxy", 0),
-    # A stream that gRPC itself repeats on another connection can end up without any answer; what
-    # is resent is decided here.
+    # A stream that gRPC itself repeats on another connection may never get an answer; this client
+    # decides what is sent again.
     ("grpc.enable_retries", 0),
 )
 
 
 class TransportSelector:
-    """Opens and gives up slabs; for the thread that connects."""
+    """Opens and abandons slabs; used by the thread that connects."""
 
     def __init__(
         self,
@@ -77,7 +78,9 @@ class TransportSelector:
         self._avoid = ""
 
     def select_transport(self, grant: SessionGrant) -> None:
-        """Keep the slab in use, or move unacknowledged items to the new slab or the stream."""
+        """Keep the slab that is in use, or move unacknowledged items to the new slab or to the
+        stream.
+        """
         ring = self._buffer.ring
         place = grant.slab and resolve_slab_place(grant.slab, self._address)
         if ring is not None and place is not None and not self._avoid and ring.mapping.is_at(place):
@@ -92,9 +95,10 @@ class TransportSelector:
             self._on_slab_unused(reason)
 
     def update_request(self, request: SessionRequest) -> SessionRequest:
-        """Return the request of the next connection: without a slab once slabs are avoided.
+        """Return the request for the next connection, which asks for no slab if slabs are to be
+        avoided.
 
-        An agent that was restarted does not know that the slab is damaged, and would read it again.
+        An agent that was restarted does not know that a slab is damaged, and would read it again.
         """
         return replace(request, wants_slab=False) if self._avoid else request
 
@@ -103,18 +107,21 @@ class TransportSelector:
         self._avoid = reason
 
     def _open_slab(self, place: SlabPlace | None, *, had_one: bool) -> str:
-        """Use a slab; return why the stream is used instead, if that is worth a log line."""
+        """Use a slab; return why the stream is used instead if that is worth a log line, else an
+        empty text.
+        """
         if self._avoid:
             return self._avoid
         if place is None:
-            # An agent that never grants any is configured so.
+            # An agent that never grants a slab is configured like that, which needs no log line.
             return "the agent no longer grants shared memory" if had_one else ""
         try:
             ring = SendRing(place)
         except (OSError, RankdumpError) as error:
             return str(error)
         if ring.mapping.identity in self._given_up:
-            # Its lock would end with the last view of the earlier mapping.
+            # The lock of the new mapping would end with the last view of the earlier mapping of the
+            # same file.
             ring.close()
             return f"{place.path} was abandoned before"
         self._buffer.use_ring(ring)
@@ -122,15 +129,15 @@ class TransportSelector:
 
 
 def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
-    """Return the place of a slab for this process, given the address of the agent's socket.
+    """Return the place of a slab as this process sees it, given the address of the agent's socket.
 
-    A container may see the agent's runtime folder, with socket and slabs, at another path.
+    A container may see the agent's runtime folder, with its socket and slabs, at another path.
     """
     granted = Path(place.path)
     if granted.exists() or not address.startswith("unix:"):
         return place
     socket = Path(address.removeprefix("unix:").removeprefix("//"))
-    # The slabs of one worker of several are a folder deeper.
+    # If the agent has several workers, the slabs of a worker are one folder deeper.
     for depth in (2, 3):
         beside = socket.parent.joinpath(*granted.parts[-depth:])
         if beside.exists():
@@ -139,7 +146,7 @@ def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
 
 
 def resolve_redirect(address: str, redirect: str) -> str:
-    """Return the address after a redirect; ProtocolError when it is not beside the first one.
+    """Return the address after a redirect; ProtocolError if it is not beside the first address.
 
     A redirect is relative, because a container may have another path to the folder of the socket.
 
@@ -163,11 +170,11 @@ def resolve_redirect(address: str, redirect: str) -> str:
 
 
 class _SessionOpeningError(RankdumpError):
-    """The agent has not opened the session yet; the text is its reason."""
+    """The agent has not opened the session yet; the text of the error is the agent's reason."""
 
 
 class AgentClient:
-    """Delivers a session's frames in order, at least once; the agent drops repetitions."""
+    """Delivers the frames of a session in order and at least once; the agent drops repetitions."""
 
     def __init__(
         self,
@@ -185,13 +192,14 @@ class AgentClient:
         on_slab_unused: Callable[[str], None],
         is_starting: Callable[[], bool] | None = None,
     ) -> None:
-        """Send the items of `buffer`, after `start`.
+        """Sends the items of `buffer` after `start`.
 
-        `is_starting` returns whether an agent that this job started does not serve yet, but may do
-        so soon; UnavailableError if it never will. `on_tick` is called about twice a second while
-        connected, `on_warning` with the warnings of the agent, which repeats them, `on_slab_unused`
-        with the reason why a requested slab is not used, `on_freeze` when the agent froze the black
-        box, whose steps are in `outbox`, `on_order` with each order that controls the job.
+        `is_starting` returns whether an agent that this job started does not serve yet but may do
+        so soon; it raises UnavailableError if the agent never will. `on_tick` is called about twice
+        a second while connected; `on_warning` with the warnings of the agent, which repeats them;
+        `on_slab_unused` with the reason why a requested slab is not used; `on_freeze` when the
+        agent has frozen the black box, whose steps are in `outbox`; `on_order` with each order that
+        controls the job.
         """
         self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
@@ -204,7 +212,9 @@ class AgentClient:
         self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
         self._outbox, self._on_freeze, self._on_order = outbox, on_freeze, on_order
         self._answering: deque[object] = deque(maxlen=8)
-        """Calls under way: one that nobody refers to is cancelled."""
+        """Calls that are running; they are kept here because gRPC cancels a call that nobody refers
+        to.
+        """
         self._abandoned = False
         self.changes_plans = False
         """Whether the agent reads frames that change the plan."""
@@ -213,11 +223,11 @@ class AgentClient:
         self._opening_address = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
-        """Tensors that `close` left to the agent in shared memory."""
+        """Number of tensors that `close` left to the agent in shared memory."""
         self._thread = threading.Thread(target=self._run, name="rankdump-sender", daemon=True)
 
     def start(self, patience_s: float) -> None:
-        """Begin to connect; returns when the first attempt succeeded or failed.
+        """Begin to connect; return when the first attempt has succeeded or failed.
 
         An agent that is being started is not waited for.
         """
@@ -239,16 +249,20 @@ class AgentClient:
 
     @property
     def lost_metadata(self) -> int:
-        """Metadata frames that found no space."""
+        """Number of metadata frames that were dropped for lack of space."""
         return self._buffer.items.lost_metadata
 
     def disarm(self) -> None:
-        """Accept nothing more, in a forked child: without a lock, which may be held."""
+        """Accept nothing more, in a forked child; takes no lock, because another thread may have
+        held it during the fork.
+        """
         self._buffer.closed = True
         self._buffer.ring = None
 
     def close(self, patience_s: float) -> int:
-        """Deliver what waits, as long as the agent makes progress; return the lost tensors."""
+        """Deliver the waiting items while the agent makes progress; return the number of lost
+        tensors.
+        """
         buffer, outgoing = self._buffer, self._outgoing
         with buffer.changed:
             outgoing.closing = True
@@ -266,7 +280,7 @@ class AgentClient:
             self._abandoned = buffer.closed = True
             done = not buffer.items.outstanding
             outgoing.end_stream()
-        # A stream that sent everything ends by itself; one that hangs is cancelled.
+        # A stream that has sent everything ends by itself; a stream that hangs is cancelled.
         self._thread.join(timeout=2.0 if done else 0.0)
         if self._call is not None:
             self._call.cancel()
@@ -276,28 +290,30 @@ class AgentClient:
         return self._release_slab()
 
     def _release_slab(self) -> int:
-        """Release the slab; return the tensors that will not be written."""
+        """Release the slab; return the number of tensors that will not be written."""
         buffer = self._buffer
         with buffer.changed:
             ring, buffer.ring = buffer.ring, None
         if ring is not None:
-            # The agent still reads it when this process is gone, but its memory is to be unmapped.
+            # The agent still reads the slab after this process has ended, but the memory must be
+            # unmapped here.
             buffer.on_journal(None)
             buffer.wait_for_copies(ring, 2.0)
         with buffer.changed:
             left, in_slab = buffer.items.tensors, 0
             if ring is not None:
-                # An agent that rejects the rank reads its slab as well, if it knows the session.
+                # An agent that rejects the rank also reads the slab, if it knows the session.
                 if self.link in (LinkState.UP, LinkState.AWAY, LinkState.REJECTED):
                     in_slab = left - buffer.items.held_tensors
-                # Memory that an accelerator still writes to stays mapped until the process ends.
+                # Memory that an accelerator is still writing to stays mapped until the process
+                # ends.
                 if not ring.open_entries:
                     ring.close()
         self.left_in_slab = in_slab
         return left - in_slab
 
     def _report_losses(self) -> None:
-        """Send the losses to an agent that has not opened the session, for its balance."""
+        """Report the losses to an agent that has not opened the session, for its balance."""
         request = session_request_to_wire(self._request)
         with self._buffer.changed:
             request.left.frames.extend(make_loss_frames(self._buffer.items.waiting))
@@ -317,13 +333,13 @@ class AgentClient:
                 self._connect()
                 backoff.reset()
             except _SessionOpeningError as error:
-                # The agent delays this answer, so no longer pause is needed here.
+                # The agent itself delays this answer, so the pause need not grow.
                 backoff.reset()
                 self._set_link(LinkState.OPENING, str(error))
             except (grpc.RpcError, RankdumpError) as failure:
                 error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
                 if isinstance(error, CorruptedError) and self._buffer.ring is not None:
-                    # Entries in shared memory are lost; later items take the stream.
+                    # The entries in shared memory are lost; later items use the stream.
                     self._selector.avoid_slabs(str(error))
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REJECTED, str(error))
@@ -335,7 +351,8 @@ class AgentClient:
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
                 if self._buffer.items.acknowledged > taken:
-                    # The stream made progress before it broke: there is no need to wait long.
+                    # The stream made progress before it broke, so the next attempt need not wait
+                    # long.
                     backoff.reset()
                 self._set_link(link, str(error))
             except Exception as error:  # this thread must not end without a log line
@@ -345,7 +362,7 @@ class AgentClient:
             self._pause(backoff.next_pause_s())
 
     def _wait_for_start(self) -> None:
-        """Wait until an agent that is being started serves, or never will."""
+        """Wait until an agent that is being started serves, or will never serve."""
         try:
             while self._is_starting is not None and not self._finished() and self._is_starting():
                 self._pause(MIN_PAUSE_S)
@@ -353,11 +370,12 @@ class AgentClient:
             self._set_link(LinkState.ABSENT, str(error))
 
     def _pause(self, pause_s: float) -> None:
-        """Wait before the next attempt; at the end of the session not for long."""
+        """Wait before the next attempt to connect; the wait is short at the end of the session."""
         buffer, closing = self._buffer, self.closing
         with buffer.changed:
-            # New items must not cause frequent attempts: only the closing of the session cuts the
-            # pause short. One attempt then follows at once, as the agent may be back unnoticed.
+            # New items must not cause frequent attempts, so only the closing of the session cuts
+            # the pause short. An attempt then follows at once, because the agent may have come back
+            # unnoticed.
             buffer.changed.wait_for(
                 lambda: self._finished() or self.closing is not closing,
                 min(pause_s, EXIT_PAUSE_S) if closing else pause_s,
@@ -368,7 +386,9 @@ class AgentClient:
         return self.closing and (gone or not self._buffer.items.outstanding)
 
     def _connect(self) -> None:
-        """Open or resume the session, after one redirect at most; push until the stream ends."""
+        """Open or resume the session, after at most one redirect; push frames until the stream
+        ends.
+        """
         request = session_request_to_wire(self._selector.update_request(self._request))
         address = self._address
         for _ in ("here", "redirected"):
@@ -390,7 +410,7 @@ class AgentClient:
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
         with self._buffer.changed:
-            # After losses were reported none of those items may be sent.
+            # After the losses were reported, none of the lost items may be sent.
             if self._abandoned:
                 return
             self.was_opened = True
@@ -426,11 +446,12 @@ class AgentClient:
             error = make_error(failure)
             if not isinstance(error, ForbiddenError):
                 raise
-            # An earlier, slow OpenSession of ours arrived after the one that returned this token.
+            # An earlier, slow OpenSession of this client arrived after the one that returned this
+            # token.
             raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
-        # Where the session gave up waiting, it ended the stream itself: the agent is still there.
+        # If the session gave up waiting, it ended the stream itself, so the agent is still there.
         if not slab_ready and not self._abandoned:
             self._set_link(LinkState.AWAY, "the agent ended the stream")
 
@@ -443,7 +464,8 @@ class AgentClient:
         try:
             order = order_from_wire(message)
         except ProtocolError as error:
-            # An action of a later release: the coordinator must not wait for this rank.
+            # The action is one of a later release; the rank answers, so that the coordinator does
+            # not wait for it.
             applied = message.HasField("iteration")
             answer = ControlAnswer(message.id, applied, 0, refused=f"it is not understood: {error}")
         else:
@@ -451,7 +473,7 @@ class AgentClient:
                 return
             answer = self._on_order(order)
         said = agent_pb2.AnswerOrderRequest(hello=hello, answer=answer_to_wire(answer))
-        # Not waited for: an order that the agent knows no answer to comes again.
+        # The call is not waited for, because the agent repeats an order that it has no answer to.
         self._answering.append(stub.AnswerOrder.future(said, timeout=OPEN_TIMEOUT_S))
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
@@ -459,15 +481,15 @@ class AgentClient:
         try:
             yield from self._outgoing.requests(stream)
         except FrameTooLargeError as error:
-            # The stream ends here, and the next one does without the slab.
+            # This stream ends here, and the next one is opened without the slab.
             self._selector.avoid_slabs(str(error))
 
     def _set_link(self, link: LinkState, reason: str) -> None:
-        # Every failed attempt reports its reason; the listener logs it once.
+        # Every failed attempt reports its reason, which the listener logs once.
         self._buffer.set_link(link)
         self._on_link_change(link, reason)
 
 
 def _is_timed_out(failure: Exception) -> bool:
-    """Return whether a call ended because its time was over; a stream has none."""
+    """Return whether a call ended because its deadline had passed; a stream has no deadline."""
     return isinstance(failure, grpc.Call) and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -1,5 +1,5 @@
-"""Queue of one session's frames: items without a sequence number, numbered ones to be sent, and
-ones that were sent and are not acknowledged yet. Pure state; its owner holds the lock.
+"""Queue of the frames of one session: items without a sequence number, numbered items that are to
+be sent, and items that were sent but not acknowledged. Pure state; its owner holds the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdump._core.session_protocol import (
 from rankdump._wire.frames import make_metadata_frame
 from rankdump.wire.v1 import agent_pb2
 
-# Metadata is small, but must not grow without end while no agent comes.
+# Metadata is small, but must not grow without end while there is no agent.
 MAX_WAITING_METADATA = 10_000
 CORRUPTED = "corrupted"
 COPY_FAILED = "copy_failed"
@@ -32,20 +32,20 @@ _NO_DATA = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEntry:
-    """An entry of a slab that was given up."""
+    """An entry of a slab that was abandoned."""
 
     frame: agent_pb2.Frame
     data: memoryview
     whole: bool
     tensors: int
-    """Number of tensors in it."""
+    """Number of tensors in the entry."""
     checksum: bytes = b""
-    """Digest of the data from the seal."""
+    """Digest of the entry's data, from its seal."""
 
 
 QueuedItem: TypeAlias = "StagedRecord | MetadataItem | RecoveredEntry"
 BufferedItem: TypeAlias = "StagedRecord | StatisticRows | CallStacks"
-"""Items that take memory of the staging budget until they are released."""
+"""Items that use memory of the staging budget until they are released."""
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class NumberedItem:
     sequence: int
     item: QueuedItem
     loaded_bytes: int = 0
-    """Bytes of a record in pieces that are in the slab."""
+    """Number of bytes of a record in pieces that are in the slab already."""
 
     @property
     def tensors(self) -> int:
-        """Number of tensors in it."""
+        """Number of tensors in the item."""
         return (
             self.item.tensors if isinstance(self.item, RecoveredEntry) else count_tensors(self.item)
         )
@@ -84,51 +84,57 @@ def _is_unbuffered(item: StagedRecord | MetadataItem) -> bool:
 
 
 def _is_passable(item: StagedRecord | MetadataItem) -> bool:
-    """Return whether records in a slab may overtake an item."""
+    """Return whether records in a slab may overtake the item."""
     return not isinstance(item, (StagedRecord, ChangedPlan))
 
 
 class FrameQueue:
-    """The items of one session, in their order."""
+    """The items of one session in their order."""
 
     def __init__(self) -> None:
         self.waiting: deque[StagedRecord | MetadataItem] = deque()
-        """Items without a number; records placed in a slab meanwhile overtake passable ones."""
+        """Items without a sequence number; records that are placed in a slab meanwhile overtake
+        passable items.
+        """
         self.numbered: deque[NumberedItem] = deque()
-        """Items to send next, before any other gets a number."""
+        """Items that are sent next, before any other item gets a number."""
         self.in_flight: deque[NumberedItem] = deque()
-        """Items that were sent, and are held until they are acknowledged."""
+        """Items that were sent; they are held until they are acknowledged."""
         self.last_sequence = 0
-        """The highest number assigned."""
+        """Highest sequence number that was assigned."""
         self.acknowledged = 0
-        """The highest number acknowledged."""
+        """Highest sequence number that was acknowledged."""
         self.lost_metadata = 0
-        """Metadata items that found no space, or were damaged in a slab."""
+        """Number of metadata items that found no space or were damaged in a slab."""
         self._assigned: deque[tuple[int, int, int]] = deque()
-        """Numbers of items with tensors, how many, and the iteration of these."""
+        """Sequence number of each item with tensors, the number of these tensors, and their
+        iteration.
+        """
         self._assigned_tensors = self._waiting_tensors = 0
         self._waiting_impassable = self._waiting_metadata = 0
 
     @property
     def outstanding(self) -> int:
-        """Items that are not acknowledged."""
+        """Number of items that are not acknowledged."""
         return len(self.waiting) + self.last_sequence - self.acknowledged
 
     @property
     def tensors(self) -> int:
-        """Tensors that are not acknowledged."""
+        """Number of tensors that are not acknowledged."""
         return self._waiting_tensors + self._assigned_tensors
 
     @property
     def held_tensors(self) -> int:
-        """Those of these tensors that are in this process's own memory."""
+        """Number of unacknowledged tensors that are in this process's own memory and
+        not in a slab.
+        """
         return self._waiting_tensors + sum(
             each.tensors for each in (*self.numbered, *self.in_flight)
         )
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits to be sent."""
+        """Whether any item waits to be sent."""
         return bool(self.waiting or self.numbered)
 
     @property
@@ -137,7 +143,7 @@ class FrameQueue:
         return bool(self.numbered) or self._waiting_impassable > 0
 
     def add(self, item: StagedRecord | MetadataItem) -> None:
-        """Put an item at the end; metadata above the limit is counted and left out."""
+        """Add an item at the end; metadata above the limit is counted and left out."""
         is_metadata = _is_unbuffered(item)
         full = self._waiting_metadata >= MAX_WAITING_METADATA
         if is_metadata and full and not isinstance(item, ChangedPlan):
@@ -149,7 +155,7 @@ class FrameQueue:
         self.waiting.append(item)
 
     def pop(self) -> NumberedItem:
-        """Take the first waiting item and number it."""
+        """Remove the first waiting item, and number it."""
         item = self.waiting.popleft()
         tensors = count_tensors(item)
         self._waiting_tensors -= tensors
@@ -158,7 +164,9 @@ class FrameQueue:
         return NumberedItem(self.assign_sequence(tensors, find_iteration(item)), item)
 
     def assign_sequence(self, tensors: int, iteration: int) -> int:
-        """Return the next number, for an item with so many tensors of an iteration."""
+        """Return the next sequence number, for an item that has this number of tensors of an
+        iteration.
+        """
         self.last_sequence = sequence = self.last_sequence + 1
         if tensors:
             self._assigned.append((sequence, tensors, iteration))
@@ -166,7 +174,9 @@ class FrameQueue:
         return sequence
 
     def retain_metadata(self, each: NumberedItem) -> None:
-        """Hold metadata that is in a slab, up to a limit, to resend it if it is damaged there."""
+        """Hold metadata that is in a slab, up to a limit, so that it can be sent again if it is
+        damaged there.
+        """
         item = each.item
         small = not isinstance(item, RecoveredEntry) and _is_unbuffered(item)
         room = len(self.in_flight) < MAX_WAITING_METADATA
@@ -174,7 +184,7 @@ class FrameQueue:
             self.in_flight.append(each)
 
     def acknowledge(self, sequence: int) -> list[BufferedItem]:
-        """Remove all items up to a number; return those that held memory of the budget."""
+        """Remove all items up to a sequence number; return those that hold memory of the budget."""
         # A number that was never assigned cannot be acknowledged.
         self.acknowledged = max(self.acknowledged, min(sequence, self.last_sequence))
         while self._assigned and self._assigned[0][0] <= self.acknowledged:
@@ -188,10 +198,10 @@ class FrameQueue:
         return taken
 
     def requeue_unacknowledged(self, carried: Iterable[NumberedItem] = ()) -> int:
-        """Put all items that were sent and not acknowledged at the front again.
+        """Move all items that were sent but not acknowledged to the front again.
 
-        An assigned number whose item is gone is sent as the loss of its tensors of an iteration.
-        Return the number of these tensors.
+        An assigned number whose item is gone is sent as the loss of its tensors. Return the number
+        of these tensors.
         """
         again = {each.sequence: each for each in (*carried, *self.in_flight, *self.numbered)}
         lost = [assigned for assigned in self._assigned if assigned[0] not in again]
@@ -211,7 +221,9 @@ class FrameQueue:
 
 
 def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent_pb2.Frame]:
-    """Return the last frames of a rank that gives up: its tensors as losses, and all ends."""
+    """Return the last frames of a rank that gives up: its tensors as losses, and all ends of
+    iterations.
+    """
     tensors: Counter[int] = Counter()
     ends: list[MetadataItem] = []
     for item in items:
@@ -230,7 +242,7 @@ def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent
 
 
 def make_blank_frame(sequence: int) -> agent_pb2.Frame:
-    """Return an empty frame, for a number that must not be missing."""
+    """Return an empty frame for a sequence number that must not be missing."""
     return agent_pb2.Frame(sequence=sequence, kernel_arguments=agent_pb2.KernelArguments())
 
 

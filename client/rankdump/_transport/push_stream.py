@@ -1,5 +1,5 @@
 """Requests of one connection after its hello: frames, or doorbells for the shared-memory ring. The
-ring is filled here in order, with large records in pieces.
+ring is filled here, in order and with large records in pieces.
 """
 
 from __future__ import annotations
@@ -41,42 +41,45 @@ _NO_DATA = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class RingEntry:
-    """An entry to be put into the ring."""
+    """An entry that is to be put into the ring."""
 
     body: bytes
-    """The frame without its number."""
+    """The serialized frame without its sequence number."""
     data: memoryview
     begin: int = 0
-    """Offset of the data in its record."""
+    """Offset of the entry's data in its record, in bytes."""
     whole: bool = True
     is_piece: bool = False
-    """Whether it is a piece of a larger record."""
+    """Whether the entry is a piece of a larger record."""
     last: bool = True
-    """Whether it is the last entry of its item."""
+    """Whether the entry is the last one of its item."""
     freed_item: BufferedItem | None = None
-    """The item whose memory is free after this entry."""
+    """Item whose memory can be freed after this entry; None if there is none."""
     iteration: int | None = None
-    """Iteration of a record."""
+    """Iteration of a record; None for other frames."""
 
 
 class FrameTooLargeError(RankdumpError):
-    """An item other than a record does not fit into this slab, even when it is empty."""
+    """An item that is not a record does not fit into the slab, even if the slab is empty."""
 
 
 class RingLoader:
-    """Puts items into the ring; safe while the thread of an earlier stream has not ended yet."""
+    """Puts items into the ring; safe to use while the thread of an earlier stream has not ended
+    yet.
+    """
 
     def __init__(self, buffer: SendBuffer) -> None:
         self._buffer = buffer
         self._ready: tuple[QueuedItem, int, RingEntry] | None = None
 
     def load(self, ring: SendRing) -> bool:
-        """Put one entry into the ring; False when nothing waits, or there is no space."""
+        """Put one entry into the ring; return False if nothing waits or there is no space."""
         with self._buffer.changed:
             first = self._first()
         if first is None:
             return False
-        # Serialised outside the lock, and only once however long it waits for space.
+        # The entry is serialized outside of the lock, and only once, however long it waits for
+        # space.
         entry = self._serialize(first, ring)
         reservation = self._reserve(first.item, entry, ring)
         if reservation is None:
@@ -131,7 +134,8 @@ class RingLoader:
             if entry.is_piece:
                 ring.note_cut_record(sequence, reservation)
                 first.loaded_bytes += len(entry.data)
-                # Held until acknowledged: its pieces do not stay in the slab.
+                # The item is held until it is acknowledged, because its pieces do not stay in the
+                # slab.
                 if entry.last:
                     items.in_flight.append(first)
                 else:
@@ -142,7 +146,7 @@ class RingLoader:
 
 
 def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
-    """Return the next entry of an item, after the bytes that are in the slab."""
+    """Return the next entry of an item, after the bytes that are in the slab already."""
     item = each.item
     if isinstance(item, StagedRecord):
         data = item.data[: item.head.byte_count]
@@ -165,7 +169,7 @@ def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing)
     iteration = None
     if frame.HasField("record"):
         iteration = frame.record.iteration
-        # It may have been damaged in the slab, so it keeps the digest of its seal.
+        # The data may have been damaged in the old slab, so the frame keeps the digest of the seal.
         frame.record.checksum = item.frame.record.checksum or item.checksum
     body = frame.SerializeToString()
     if not item.whole:
@@ -194,13 +198,12 @@ TICK_S = 0.5
 
 
 class PushStream:
-    """Requests of the present stream; one that was replaced ends by itself."""
+    """Requests of the present stream; a stream that was replaced ends by itself."""
 
     def __init__(
         self, buffer: SendBuffer, outbox: StepOutbox | None, *, on_tick: Callable[[], None]
     ) -> None:
-        """`on_tick` is called about every TICK_S, whether there is anything to send or not.
-
+        """`on_tick` is called about every TICK_S seconds, whether there is anything to send or not.
         `outbox` has the steps of the black box, if there is one.
         """
         self._buffer, self._outbox = buffer, outbox
@@ -211,7 +214,7 @@ class PushStream:
         self._ticked_s = 0.0
         self._stream = 0
         self.closing = False
-        """Whether a stream ends when nothing waits any more."""
+        """Whether the stream ends as soon as nothing waits."""
 
     def begin_stream(self) -> int:
         """End the present stream; return the number of a new one."""
@@ -231,7 +234,7 @@ class PushStream:
         self._buffer.batching.wake_sender()
 
     def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield requests as items come, until this stream is no longer the present one."""
+        """Yield requests as items arrive, until another stream replaces this one."""
         ring = self._buffer.ring
         if ring is None:
             while (some := self._next(stream)) is not None:
@@ -246,13 +249,14 @@ class PushStream:
                 yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
 
     def _next(self, stream: int) -> list[NumberedItem] | None:
-        """Wait for items that go over the stream; None when the stream ends."""
+        """Wait for items that go over the stream; return None when the stream ends."""
         while True:
             self._tick()
             with self._buffer.changed:
                 if self._stream != stream:
                     return None
-                # A few at a time, so that a long backlog does not hold the lock.
+                # Only a few items are taken at a time, so that a long backlog does not hold the
+                # lock.
                 some = self._buffer.pop_items()
                 if some or self._has_beside:
                     return some
@@ -282,7 +286,7 @@ class PushStream:
                     continue
                 if not self.closing:
                     buffer.batching.wait_for_batch()
-            # Sealed here, where no training thread waits for it.
+            # Entries are sealed here, where no training thread waits for it.
             written = ring.written
             ring.seal(written)
             return written
@@ -296,7 +300,7 @@ class PushStream:
             for request in self._outbox.take_requests(stream):
                 yield request
                 if self.closing:
-                    # The agent takes something, although it acknowledges nothing.
+                    # The agent is receiving data, although it acknowledges nothing.
                     self._buffer.renew_patience()
 
     def _wake_sender(self) -> None:
@@ -319,7 +323,7 @@ def make_frames(each: NumberedItem) -> Iterator[agent_pb2.Frame]:
         return iter((make_metadata_frame(each.sequence, item),))
     if item.whole:
         return split_frame(item.frame, item.data, item.checksum)
-    # A record whose bytes never came.
+    # The bytes of the record never came, so its loss is sent.
     return iter(
         (make_lost_frame(each.sequence, item.frame.record.iteration, item.tensors, COPY_FAILED),)
     )

@@ -1,8 +1,8 @@
 """Buffer between the training threads and the sender: one lock, the queue of items, copies that
-accelerators make on their own, and the condition that wakes the sender at once or for a batch.
+accelerators make asynchronously, and the condition that wakes the sender at once or for a batch.
 
-An entry whose copy is under way holds back those after it, so only the oldest is polled. Copies
-are made outside the lock. Independent of gRPC.
+An entry whose copy is not complete holds back the entries after it, so only the oldest copy is
+polled. Copies are made outside of the lock. This module is independent of gRPC.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from rankdump._wire.frames import add_sequence, serialize_record_body
 BATCH_ENTRIES = 256
 BATCH_BYTES = 32 << 20
 BATCH_TIMEOUT_S = 0.01
-"""Each doorbell takes the interpreter's lock from the training several times."""
+"""Longest wait for a batch in seconds. Batches are useful because each doorbell takes the
+interpreter's lock from the training several times.
+"""
 _ALREADY_WOKEN = 1 << 62
-"""More entries than any that a sender waits for."""
+"""A number of entries that is larger than any that a sender waits for."""
 _logger = logging.getLogger(__name__)
 
 
@@ -42,15 +44,15 @@ class LinkState(Enum):
     """State of the connection."""
 
     CONNECTING = "connecting"
-    """The first attempt is not over."""
+    """The first attempt to connect is not over."""
     STARTING = "starting"
-    """The agent that the job brought along does not serve yet."""
+    """The agent that the job started does not serve yet."""
     ABSENT = "absent"
     """No agent has answered so far."""
     UNRESPONSIVE = "unresponsive"
-    """No agent has answered in time so far: one may be there, on a busy host."""
+    """No agent has answered in time so far; there may be one on a busy host."""
     OPENING = "opening"
-    """The agent has answered and not opened the session yet: a disk is busy."""
+    """The agent has answered but not opened the session yet, because a disk is busy."""
     UP = "up"
     AWAY = "away"
     """The connection was lost."""
@@ -63,22 +65,24 @@ _LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING, LinkState.STARTI
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long a training thread waits for space; by default not at all."""
+    """How long a training thread waits for space; by default it does not wait."""
 
     timeout_s: float = 0.0
-    """Longest wait since the agent last accepted anything."""
+    """Longest wait in seconds since the agent last accepted anything."""
     only_behind_tensors: bool = False
-    """Whether only tensors that are being sent can make space."""
+    """Whether to wait only if tensors that are being sent can make space."""
 
     def compute_remaining_s(self, *, link: LinkState, has_tensors: bool, idle_s: float) -> float:
-        """Return how long to wait on, when the agent accepted nothing for `idle_s` seconds."""
+        """Return how many seconds remain to wait if the agent has accepted nothing for `idle_s`
+        seconds.
+        """
         if link not in _LIVE_LINKS or (self.only_behind_tensors and not has_tensors):
             return 0.0
         return self.timeout_s - idle_s
 
 
 class BatchingCondition:
-    """Counts entries of a slab to wake the sender for a batch; its caller holds the lock."""
+    """Counts the entries of a slab to wake the sender for a batch; the caller holds the lock."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._rung = threading.Condition(lock)
@@ -86,16 +90,16 @@ class BatchingCondition:
         self._enough = 1
 
     def count_entry(self, byte_count: int) -> None:
-        """Count an entry; wake the sender when it waits for no more."""
+        """Count an entry; wake the sender if it waits for no more entries."""
         self._entries += 1
         self._bytes += byte_count
         if self._entries >= self._enough or self._bytes >= BATCH_BYTES:
-            # It has been woken, but until it runs further entries must not wake it again.
+            # The sender has been woken; until it runs, further entries must not wake it again.
             self._enough = _ALREADY_WOKEN
             self._rung.notify_all()
 
     def wake_sender(self) -> None:
-        """Wake the sender for anything but an entry."""
+        """Wake the sender for anything that is not an entry."""
         if self._enough == 1:
             self._enough = _ALREADY_WOKEN
             self._rung.notify_all()
@@ -107,12 +111,12 @@ class BatchingCondition:
             self._rung.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for an entry or a call of `wake_sender`; False when neither came."""
+        """Wait for an entry or a call of `wake_sender`; return False if neither came in time."""
         self._enough = 1
         return self._rung.wait(timeout_s)
 
     def wait_for_batch(self) -> None:
-        """Wait until a batch is full or its time is over, and begin the next."""
+        """Wait until a batch is full or its time is over, and begin the next batch."""
         self._enough = BATCH_ENTRIES
         if self._entries < BATCH_ENTRIES and self._bytes < BATCH_BYTES:
             self._rung.wait(BATCH_TIMEOUT_S)
@@ -130,7 +134,7 @@ class PendingCopy:
     transfer: DeviceTransfer
 
 
-# The agent frees space without a message while it reads pieces, so the sender polls for it.
+# While the agent reads pieces it frees space without a message, so the sender polls.
 SPACE_POLL_S = 0.01
 _MAX_ITEMS_AT_ONCE = 64
 
@@ -150,15 +154,19 @@ class SendBuffer:
         on_journal: Callable[[EventJournal | None], None] = lambda journal: None,
     ) -> None:
         self.on_release = on_release
-        """Called with every item that no longer needs its memory."""
+        """Called with each item that no longer needs its memory."""
         self._on_copy_failed = on_copy_failed
         self.on_journal = on_journal
-        """Called with the journal of each slab that is used, and with None without one."""
+        """Called with the journal of each slab that is used, and with None if no
+        journal is used.
+        """
         self._wait_policy = wait_policy
         self._lock = lock = threading.RLock()
-        """The lock of `changed`, without the calls of a condition, for each tensor."""
+        """The lock of the condition `changed`; it is used directly for each tensor, which is
+        faster.
+        """
         self.changed = threading.Condition(lock)
-        """Notified when an acknowledgement came or the connection changed."""
+        """Notified when an acknowledgement has arrived or the connection has changed."""
         self.batching = BatchingCondition(lock)
         self.items = FrameQueue()
         self._copies: deque[PendingCopy] = deque()
@@ -168,7 +176,9 @@ class SendBuffer:
         self.closed = False
         """Whether no further items are accepted."""
         self.sender_first = False
-        """Whether waiting items found no space, so that training threads must not take it."""
+        """Whether waiting items found no space, so that training threads must not use free space
+        before them.
+        """
         self._progress_s = time.monotonic()
         self._released = 0
         self._catching_up = False  # items from before the slab go first; later ones use the heap
@@ -176,7 +186,9 @@ class SendBuffer:
     # -- from training threads
 
     def idle_s(self) -> float:
-        """Return seconds since the agent last accepted something, or since nothing was waiting."""
+        """Return the seconds since the agent last accepted something, or since nothing
+        was waiting.
+        """
         with self.changed:
             if self.ring is not None and self.ring.released != self._released:
                 self._released = self.ring.released
@@ -190,21 +202,24 @@ class SendBuffer:
             return self.items.tensors > 0
 
     def compute_remaining_wait_s(self) -> float:
-        """Return how long a tensor may still wait for space; 0 or less when it may not."""
+        """Return how many seconds a tensor may still wait for space; 0 or less if it
+        may not wait.
+        """
         return self._wait_policy.compute_remaining_s(
             link=self.link, has_tensors=self.has_waiting_tensors, idle_s=self.idle_s()
         )
 
     def use_wait_policy(self, wait_policy: WaitPolicy) -> None:
-        """Let tensors wait by another policy from now on."""
+        """Use another wait policy from now on."""
         self._wait_policy = wait_policy
 
     def submit(self, item: StagedRecord | MetadataItem) -> None:
-        """Put an item at the end; never blocks."""
+        """Add an item at the end; never blocks."""
         if self.closed:
             return
         with self.changed:
-            # Records behind it use the heap until it is sent: none may overtake it.
+            # Records after a changed plan use the heap until it is sent, because none may overtake
+            # it.
             self._catching_up = self._catching_up or isinstance(item, ChangedPlan)
             if not self.items.outstanding:
                 self._progress_s = time.monotonic()
@@ -278,7 +293,7 @@ class SendBuffer:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether a copy by an accelerator was under way at the last poll."""
+        """Whether an accelerator's copy was not complete at the last poll."""
         return bool(self._copies)
 
     def publish_finished_copies(self) -> None:
@@ -297,7 +312,7 @@ class SendBuffer:
                 self.publish(copy.ring, copy.reservation, whole=whole)
 
     def pop_items(self) -> list[NumberedItem]:
-        """Take a few items that go over the stream; they are held until acknowledged."""
+        """Remove a few items that go over the stream; they are held until they are acknowledged."""
         items = self.items
         some = [
             items.numbered.popleft() for _ in range(min(len(items.numbered), _MAX_ITEMS_AT_ONCE))
@@ -327,18 +342,18 @@ class SendBuffer:
             self.changed.notify_all()
 
     def renew_patience(self) -> None:
-        """Restart the wait: an agent that was stuck gets the full time again."""
+        """Restart the waiting time: an agent that was stuck gets the full time again."""
         self._progress_s = time.monotonic()
 
     def abandon_ring(self) -> None:
-        """Leave the slab; its unacknowledged items are sent first over what replaces it."""
+        """Abandon the slab; its unacknowledged items are sent first over what replaces it."""
         with self.changed:
             ring, self.ring = self.ring, None
         if ring is not None:
             self.on_journal(None)
             if ring.journal is not None:
                 ring.journal.leave()
-            # Copies under way are short, and no new ones begin.
+            # Copies that are not complete are short, and no new ones begin.
             self.wait_for_copies(ring)
             ring.seal(ring.written)
         with self.changed:
@@ -360,7 +375,7 @@ class SendBuffer:
                     self.changed.wait(SPACE_POLL_S)
 
     def use_ring(self, ring: SendRing) -> None:
-        """Send everything through a slab from now on."""
+        """Send all items through a slab from now on."""
         with self.changed:
             self.ring, self._released = ring, ring.released
             self.sender_first = False

@@ -1,6 +1,6 @@
-"""Shared-memory ring as the sender uses it: the slab's file, mapped and locked for as long as this
-process may write into it, with numbered entries, pieces of large records, and the unacknowledged
-entries when it is abandoned.
+"""Shared-memory ring as the sender uses it: the file of the slab, mapped and locked while this
+process may write into it; numbered entries and pieces of large records; and the unacknowledged
+entries when the slab is abandoned.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rankdump.wire.v1 import agent_pb2
 
 
 class SlabMapping:
-    """A mapped file with a POSIX lock on it, by which the agent sees that this process lives.
+    """A mapped file with a POSIX lock, by which the agent sees that this process is alive.
 
-    The lock ends with *any* descriptor of the file in this process. There are two, the one here
-    and the one that `mmap` makes for itself, and `close` ends both.
+    The lock ends when *any* descriptor of the file in this process is closed. There are two, the
+    one here and the one that `mmap` creates for itself; `close` ends both.
     """
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or CorruptedError when that cannot be done."""
+        """Map the file; OSError or CorruptedError if that is impossible."""
         self._descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             facts = os.fstat(self._descriptor)
@@ -45,20 +45,21 @@ class SlabMapping:
                     f"slab {place.path} of {facts.st_size} bytes, but granted with {place.length}"
                 )
             self.identity = (facts.st_dev, facts.st_ino)
-            """Which file it is, by device and inode."""
-            # Pages are mapped at once: faults in the first lap would cost as much as the copies.
+            """Identity of the file: device and inode."""
+            # All pages are mapped at once: page faults during the first lap would cost as much as
+            # the copies.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._map = mmap.mmap(self._descriptor, place.length, flags=flags)
-            # Last: a mapping that failed would take the lock with its descriptor.
+            # The lock is taken last, because a failed mapping would release it with its descriptor.
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(self._descriptor)
             raise
         self.memory = memoryview(self._map)
-        """The whole file."""
+        """Memory of the whole file."""
 
     def is_at(self, place: SlabPlace) -> bool:
-        """Return whether the place is still this file."""
+        """Return whether the path of the place is still this file."""
         try:
             facts = Path(place.path).stat()
         except OSError:
@@ -66,7 +67,7 @@ class SlabMapping:
         return (facts.st_dev, facts.st_ino) == self.identity
 
     def close(self) -> None:
-        """Release the lock; the memory is unmapped with its last view."""
+        """Release the lock; the memory is unmapped when its last view is released."""
         os.close(self._descriptor)
         self.memory.release()
 
@@ -75,14 +76,14 @@ _logger = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 1 << 20
 _MAX_NUMBER_BYTES = 11
-"""Most bytes that a frame's number adds to it."""
+"""Maximum number of bytes that a sequence number adds to a frame."""
 
 
 class SendRing:
     """One slab of a session, from its grant until it is abandoned."""
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or CorruptedError when it is not a slab that can be written."""
+        """Map the slab; OSError or CorruptedError if it is not a slab that can be written."""
         self.mapping = SlabMapping(place)
         try:
             self._writer = SlabWriter(self.mapping.memory)
@@ -90,7 +91,7 @@ class SendRing:
             self.mapping.close()
             raise
         self.journal: EventJournal | None = None
-        """Where the newest events of this process stand; None in a slab without one."""
+        """Journal with the newest events of this process; None if the slab has none."""
         if self._writer.has_journal:
             begin = RING_OFFSET + self._writer.ring_bytes
             self.journal = EventJournal(self.mapping.memory[begin : begin + JOURNAL_BYTES])
@@ -99,24 +100,26 @@ class SendRing:
         self.publish = self._writer.commit
         """Publishes an entry, with its data or without."""
         self.max_content_bytes = self._writer.max_content_bytes - _MAX_NUMBER_BYTES
-        """Largest sum of a frame without its number and its data in one entry."""
+        """Maximum bytes in one entry of a frame, without its sequence number, and its data
+        together.
+        """
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
 
     @property
     def written(self) -> int:
-        """Position behind the last published entry."""
+        """Position after the last published entry."""
         return self._writer.written
 
     @property
     def released(self) -> int:
-        """Position before which the agent needs nothing."""
+        """Position up to which the agent needs no data any more."""
         return self._writer.released
 
     @property
     def open_entries(self) -> int:
-        """Entries that are being filled, or wait for an earlier one that is."""
+        """Number of entries that are being filled, or wait for an earlier entry that is."""
         return self._writer.open_entries
 
     @property
@@ -127,9 +130,10 @@ class SendRing:
     def reserve(
         self, frame: bytes, data_bytes: int, sequence: int, iteration: int | None
     ) -> SlabReservation | None:
-        """Reserve space for a numbered frame; None when there is none at present.
+        """Reserve space for a frame with a sequence number; return None if there is no space at
+        present.
 
-        `iteration` is that of a record, which is counted there if its frame is damaged.
+        `iteration` is the iteration of a record, which counts the loss if the frame is damaged.
         """
         mark = 0 if iteration is None else iteration + 1
         reservation = self._writer.reserve(frame, data_bytes, sequence, mark)
@@ -138,10 +142,11 @@ class SendRing:
         return reservation
 
     def begin_copy(self, accelerator: DeviceCopier, target: memoryview) -> DeviceTransfer | None:
-        """Let a tensor's accelerator copy into a part of this slab; None when it cannot.
+        """Begin a copy by a tensor's accelerator into a part of this slab; return None if that is
+        impossible.
 
-        The slab is pinned for the first copy. After one failure all copies are plain, which is
-        slower and reliable.
+        The slab is pinned for the first copy. After a failure all copies are plain, which is slower
+        but reliable.
         """
         if not self._may_pin:
             return None
@@ -157,7 +162,7 @@ class SendRing:
             return None
 
     def seal(self, position: int) -> None:
-        """Seal the entries published before a position; for the sender."""
+        """Seal the entries that were published before a position; called by the sender."""
         self._writer.seal(position, self._digest)
         self._positions.forget_released(self._writer.released)
 
@@ -168,14 +173,14 @@ class SendRing:
         self._cut_from.setdefault(sequence, released + ahead)
 
     def has_broken_record(self, acknowledged: int) -> bool:
-        """Return whether an agent that restarts would miss the beginning of a cut record."""
+        """Return whether an agent that restarts would miss the beginning of a record in pieces."""
         self._cut_from = {k: at for k, at in self._cut_from.items() if k > acknowledged}
         return any(self._writer.released > at for at in self._cut_from.values())
 
     def read_unacknowledged(self, acknowledged: int) -> Iterator[NumberedItem]:
-        """Yield the readable entries that were not acknowledged, without records in pieces.
+        """Yield the readable entries that were not acknowledged, except records in pieces.
 
-        Nothing may be written any more. The data stays in the slab.
+        Nothing may be written to the slab any more. The data stays in the slab.
         """
         try:
             reader = SlabReader(SlabMemory(self.mapping.memory))
@@ -189,14 +194,14 @@ class SendRing:
                     yield found
 
     def close(self) -> None:
-        """Release the lock, by which the agent sees that nothing more comes."""
+        """Release the lock, so that the agent sees that nothing more will be written."""
         if self._unpin is not None:
             self._unpin()
             self._unpin = None
         self.mapping.close()
 
     def _digest(self, sequence: int, data: memoryview) -> bytes:
-        # The frame of a record in pieces has the digest of the whole record.
+        # The frame of a record in pieces already has the digest of the whole record.
         return b"" if not data or sequence in self._cut_from else compute_checksum(data)
 
 
@@ -204,9 +209,10 @@ _MIN_FORGOTTEN_ENTRIES = 1024
 
 
 class _EntryPositions:
-    """Numbers and positions of entries, 16 bytes each: a full slab may hold a million.
+    """Sequence numbers and positions of entries, 16 bytes each: a full slab may hold a million
+    entries.
 
-    Entries are added by one thread at a time, and forgotten by any other.
+    Entries are added by one thread at a time, and forgotten by any other thread.
     """
 
     def __init__(self) -> None:
@@ -215,13 +221,15 @@ class _EntryPositions:
         self._enough = _MIN_FORGOTTEN_ENTRIES
 
     def add(self, sequence: int, position: int) -> None:
-        """Note an entry."""
-        # In this order: a position that is forgotten has its number.
+        """Note the number and the position of an entry."""
+        # The number comes first, so that a position that is being forgotten has its number.
         self._numbers.append(sequence)
         self._positions.append(position)
 
     def forget_released(self, released: int) -> None:
-        """Forget the entries before a position, when twice as many are known as were left."""
+        """Forget the entries before a position, once the list is twice as long as after the last
+        time.
+        """
         if len(self._positions) < self._enough:
             return
         with self._forgetting:
@@ -235,7 +243,7 @@ class _EntryPositions:
 
 
 def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:
-    """Return the entry at a position, or None when it differs from what was written there."""
+    """Return the entry at a position; None if it differs from what was written there."""
     try:
         entry = reader.read_entry_at(position)
         frame = agent_pb2.Frame.FromString(bytes(entry.frame))

@@ -1,6 +1,6 @@
-"""Steps of the black box, their tensors in full, and faults on their way to the agent: the latest
-ones, and the kinds that the present stream has not brought yet. Nothing is acknowledged; a step
-that is not sent before the outbox is full is replaced by later ones.
+"""Outbox of the black box: the latest steps, their full tensors and faults on their way to the
+agent, and the kinds that the present stream has not sent yet. Nothing is acknowledged; if the
+outbox is full, later steps replace steps that were not sent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from rankdump._wire.black_box_messages import (
 from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16
-"""Faults that wait, beside the steps."""
+"""Maximum number of waiting faults, which do not count as steps."""
 WAKE_PAUSE_S = 0.1
-"""Shortest time between two steps that wake the sender, which with its connection takes a
-millisecond of processor time: steps between are sent with a later one, or at its next tick.
+"""Minimum seconds between two steps that wake the sender. Waking the sender and its connection
+takes a millisecond of processor time, so steps between are sent with a later one, or at the
+sender's next tick.
 """
 
 
@@ -41,17 +42,19 @@ class StepOutbox:
         self._woken_s = -WAKE_PAUSE_S
         self._max_steps = max_steps
         self._items: deque[StepState | FaultNotice] = deque()
-        """In the order in which they arose: a fault comes before the step that it was found in."""
+        """Items in the order in which they arose: a fault comes before the step that it was found
+        in.
+        """
         self._tensors = _TensorQueue(max_tensor_bytes)
         self._kinds: list[bytes] = []
         self._stream = -1
         self._brought = 0
-        """Kinds that this stream has brought."""
+        """Number of kinds that the present stream has sent."""
         self._is_finishing = False
         self.is_wanted = False
-        """Whether the agent keeps steps; what comes before that is known waits."""
+        """Whether the agent keeps steps; items that are added before this is known wait."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called when something waits that is to be sent now; the transport sets it."""
+        """Called when something is to be sent now; set by the transport."""
 
     @property
     def has_waiting(self) -> bool:
@@ -59,7 +62,9 @@ class StepOutbox:
         return self.is_wanted and bool(self._items or self._tensors)
 
     def set_agent(self, *, keeps_steps: bool, keeps_tensors: bool) -> None:
-        """Note what the agent keeps; tensors that it does not keep are not held for it."""
+        """Note whether the agent keeps steps and tensors; tensors that it does not keep are not
+        held for it.
+        """
         with self._lock:
             self.is_wanted = keeps_steps
             self._tensors.is_off = not (keeps_steps and keeps_tensors)
@@ -67,13 +72,13 @@ class StepOutbox:
                 self._tensors.clear()
 
     def add_kind(self, kind: bytes) -> int:
-        """Give a serialized kind its number, which holds for the session."""
+        """Add a serialized kind; return its number, which is valid for the session."""
         with self._lock:
             self._kinds.append(kind)
             return len(self._kinds) - 1
 
     def add_state(self, state: StepState) -> None:
-        """Send a step, in the place of what waits of it."""
+        """Send a step; it replaces a waiting state of the same step."""
         with self._lock:
             for item in self._items:
                 if isinstance(item, StepState) and item.iteration == state.iteration:
@@ -83,13 +88,13 @@ class StepOutbox:
         self._wake_at_intervals()
 
     def add_fault(self, notice: FaultNotice) -> None:
-        """Send a fault, after the steps that wait."""
+        """Send a fault after the waiting steps."""
         self._add(notice, _MAX_FAULTS)
         self.on_news()
 
     def add_tensor(self, tensor: StepTensor) -> None:
-        """Send a tensor of a step that was added, after all steps and faults that wait; the caller
-        has looked whether there is room.
+        """Send a tensor of a step that was added, after all waiting steps and faults; the caller
+        has checked that there is room.
         """
         with self._lock:
             self._tensors.add(tensor)
@@ -100,12 +105,12 @@ class StepOutbox:
 
     @property
     def max_tensor_bytes(self) -> int:
-        """Most bytes of tensors that wait; 0 where none are kept."""
+        """Maximum bytes of tensors that may wait; 0 if no tensors are kept."""
         return self._tensors.max_bytes
 
     def find_tensor_room(self, *, about_fault: bool) -> int:
-        """Return how many bytes of tensors may be added now. Those about a fault have a budget of
-        their own, so that others do not keep them out.
+        """Return how many bytes of tensors may be added now. Tensors about a fault have a separate
+        budget, so that other tensors do not use it up.
         """
         return self._tensors.find_room(about_fault=about_fault)
 
@@ -116,7 +121,7 @@ class StepOutbox:
             self.on_news()
 
     def _add(self, item: StepState | FaultNotice, most: int) -> None:
-        """Add an item, in the place of the oldest of its sort when there are too many."""
+        """Add an item; if there are too many of its sort, it replaces the oldest one."""
         with self._lock:
             same = [each for each in self._items if type(each) is type(item)]
             if len(same) >= most:
@@ -124,12 +129,13 @@ class StepOutbox:
             self._items.append(item)
 
     def finish(self) -> None:
-        """Note that the session ends: the agent is to have all tensors before it learns that."""
+        """Note that the session ends: all tensors are sent before the agent learns of the end."""
         self._is_finishing = True
 
     def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what waits, for the stream of that number; of tensors one message at most, because
-        frames do not wait for them, unless the session ends.
+        """Yield the waiting items as requests of the stream with this number. There is at most one
+        request with tensors, because frames do not wait for tensors, except at the end of the
+        session.
         """
         is_over = False
         while not is_over:
@@ -144,7 +150,7 @@ class StepOutbox:
                 self._brought = first + len(kinds)
                 request = None if states else self._take_other()
             if states:
-                # Without the lock, for which the training thread may wait.
+                # This is done without the lock, because the training thread may wait for the lock.
                 request = _make_states_request(states, kinds, first)
             if request is None:
                 return
@@ -152,9 +158,7 @@ class StepOutbox:
             is_over = request.HasField("step_tensors") and not self._is_finishing
 
     def _take_states(self) -> list[StepState]:
-        """Return the steps that go into the next message: those before the next fault, as many as
-        fit.
-        """
+        """Return the steps for the next message: those before the next fault, as many as fit."""
         states: list[StepState] = []
         size = 0
         while self._items and isinstance(item := self._items[0], StepState) and size < PIECE_BYTES:
@@ -164,7 +168,7 @@ class StepOutbox:
         return states
 
     def _take_other(self) -> agent_pb2.PushRequest | None:
-        """Return the message of the next fault, else of tensors."""
+        """Return the message of the next fault, or if there is none, of tensors."""
         if self._items and isinstance(item := self._items.popleft(), FaultNotice):
             return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
         pieces = self._tensors.take_pieces()
@@ -176,46 +180,48 @@ class StepOutbox:
 def _make_states_request(
     states: Sequence[StepState], kinds: Sequence[bytes], first_kind: int
 ) -> agent_pb2.PushRequest:
-    """Return the message of steps; the first one brings the kinds."""
+    """Return the message of several steps; the kinds are sent with the first step."""
     messages = [step_state_to_wire(states[0], kinds, first_kind)]
     messages += [step_state_to_wire(state, (), first_kind + len(kinds)) for state in states[1:]]
     return agent_pb2.PushRequest(step_states=agent_pb2.StepStates(states=messages))
 
 
 class _TensorQueue:
-    """Tensors that wait, those about a fault first, and the one that is being sent."""
+    """Waiting tensors, those about a fault first, and the tensor that is being sent."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.is_off = False
-        """Whether the agent keeps none; not so before that is known."""
+        """Whether the agent keeps no tensors; False as long as that is not known."""
         self._waiting: dict[bool, deque[StepTensor]] = {True: deque(), False: deque()}
         self._byte_counts = {True: 0, False: 0}
-        """Both by whether they are about a fault, with the one that is being sent."""
+        """Bytes of tensors about a fault (True) and of other tensors (False), including the one
+        that is being sent.
+        """
         self._sent: tuple[StepTensor, Iterator[agent_pb2.StepTensor]] | None = None
-        """The one that is being sent, and its pieces."""
+        """The tensor that is being sent, with its remaining pieces."""
 
     def __bool__(self) -> bool:
         return self._sent is not None or any(self._waiting.values())
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes of tensors that are about a fault, and of others."""
+        """Maximum bytes of tensors about a fault, and likewise of other tensors."""
         return 0 if self.is_off else self._max_bytes
 
     def find_room(self, *, about_fault: bool) -> int:
-        """Return how many bytes may be added."""
+        """Return how many bytes of tensors may be added."""
         return self.max_bytes - self._byte_counts[about_fault]
 
     def add(self, tensor: StepTensor) -> None:
-        """Add a tensor for which there is room, unless it turned out that none are kept."""
+        """Add a tensor that there is room for, unless the agent keeps no tensors."""
         if self.is_off:
             return
         self._waiting[tensor.about_fault].append(tensor)
         self._byte_counts[tensor.about_fault] += compute_tensor_bytes(len(tensor.data))
 
     def take_pieces(self) -> list[agent_pb2.StepTensor]:
-        """Return the next pieces, of less than twice PIECE_BYTES together; no item when nothing
+        """Return the next pieces, together less than twice PIECE_BYTES; an empty list if no tensor
         waits.
         """
         pieces: list[agent_pb2.StepTensor] = []
@@ -241,7 +247,9 @@ class _TensorQueue:
             self._sent = tensor, step_tensor_to_wire(tensor)
 
     def give_up_sent(self) -> None:
-        """End the tensor that is being sent: all of it is sent, or its stream has ended."""
+        """Forget the tensor that is being sent, because all of it was sent or its
+        stream has ended.
+        """
         if self._sent is not None:
             tensor, self._sent = self._sent[0], None
             self._byte_counts[tensor.about_fault] -= compute_tensor_bytes(len(tensor.data))
