@@ -1,13 +1,15 @@
-"""Journal of a slab: the newest events of a rank, written as they happen, for the agent to read
-when the process is gone. Pure: any buffer or store. It lies behind the ring of a slab of version 3:
+"""Journal of a slab: the newest events of a rank, written as they happen, so that the agent can
+read them when the process has ended. Pure: works on any buffer or store. The journal follows the
+ring in a slab of version 3:
 
      0  state, `text_end`: bytes ever appended to the texts
-    64  the slots, 64 bytes each: the event at position p is in slot p modulo their number
-        the texts, circular: what was appended at t is at t modulo their length
+    64  the slots, 64 bytes each: the event at position p is in slot p modulo the number of slots
+        the texts, circular: byte t of all bytes ever appended is at t modulo the area's length
 
-A slot has its position twice, around what is written at the start of an event, so that one that a
-dying process was writing is recognised. `text_end` rises before bytes are overwritten, and a text
-that lies further back than the texts are long is gone; so are the events that refer to it.
+A slot has its position twice, before and after the fields that are written at the start of an
+event, so that a slot that a dying process was writing is recognised. `text_end` rises before bytes
+are overwritten. A text that lies further back than the area is long has been overwritten, and the
+events that refer to it are lost.
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ class JournalState(IntEnum):
 
     UNUSED = 0
     CURRENT = 1
-    """It has the newest events of its rank."""
+    """The journal has the newest events of its rank."""
     LEFT = 2
-    """The rank has left it: its newer events are elsewhere."""
+    """The rank has left the journal: its newer events are elsewhere."""
 
 
 _STATE, _TEXT_END = 0, 1
 _SLOTS_OFFSET = 64
-# Position, end position, start, text, iteration, graph, outcome, end, position. The end is written
-# when the event ends, so it is not part of what is packed at the start.
+# Fields of a slot: position, end position, start, text, iteration, graph, outcome, end, position.
+# The end is written when the event ends, so it is not packed at the start.
 _SLOT = struct.Struct("@qqqqqIIq")
 _SLOT_BYTES = 64
 _SLOT_TYPE = np.dtype(
@@ -74,17 +76,20 @@ _SLOT_TYPE = np.dtype(
 _SLOT_MASK = JOURNAL_SLOTS - 1
 _END_POSITION, _TEXT, _END_US = 1, 3, 7
 _OUTCOME = 11
-"""Index in the slot in units of four bytes."""
+"""Index of the outcome in a slot, in units of four bytes."""
 _TEXT_OFFSET = _SLOTS_OFFSET + JOURNAL_SLOTS * _SLOT_BYTES
 _TEXT_HEAD = struct.Struct("<II")
-"""Length and checksum of what follows."""
+"""Head of a text: length and checksum of the bytes that follow."""
 _CALL = struct.Struct("<BxHHiQQQQ")
-"""Kind, bytes of the element type and of the source, peer, number, elements, stall, text of the
-group; element type, source and name follow. The text of an operator is the byte of its kind and
-its name."""
+"""Head of the text of a collective: kind, lengths of the element type and of the source, peer,
+number, elements, stall, and place of the group's text. Element type, source and name follow. The
+text of an operator is one byte for the kind, and its name.
+"""
 _OPERATOR_MARK = bytes((EventKind.OPERATOR,))
 _GROUP = struct.Struct("<I")
-"""Bytes of the name, which follows, and then the ranks as numbers of four bytes."""
+"""Head of the text of a group: length of the name. The name follows, and then the ranks as numbers
+of four bytes.
+"""
 _MAX_TEXT_BYTES = JOURNAL_TEXT_BYTES // 8
 _MAX_KNOWN_NAMES = 1 << 16
 _NUMBER_LIMIT = 1 << 63
@@ -97,7 +102,7 @@ class EventJournal:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        """Take over the journal of a slab that no rank has used."""
+        """Take over the journal of a slab that no other rank has used."""
         self._numbers = memory[:_SLOTS_OFFSET].cast("q")
         self._slots = memory[_SLOTS_OFFSET:_TEXT_OFFSET]
         self._slot_numbers = self._slots.cast("q")
@@ -106,18 +111,20 @@ class EventJournal:
         self._pack_into = _SLOT.pack_into
         self._lock = threading.Lock()
         self._known: dict[str, int] = {}
-        """Places of the names of operators."""
+        """Places in the texts of the names of operators."""
         self._groups: dict[ProcessGroup, int] = {}
         self._text_end = self._numbers[_TEXT_END]
         self._fresh_from = 0
-        """Texts from here on may be referred to once more: they outlive the slot."""
+        """Texts from this place on may be referred to again, because they will outlive the new
+        slot.
+        """
         self._numbers[_STATE] = JournalState.CURRENT
 
     def leave(self) -> None:
         """Note that newer events of the rank are elsewhere."""
         self._numbers[_STATE] = JournalState.LEFT
 
-    # Called for every event of a job, so they call nothing else while the name is known.
+    # These methods run for every event of a job, so they make no further call if the name is known.
 
     def add_event(self, begun: StartedEvent, iteration: int) -> None:
         """Add an event that has started."""
@@ -144,7 +151,7 @@ class EventJournal:
     def end_event(
         self, begun: StartedEvent, end_position: int, end_us: int, outcome: int = 0
     ) -> None:
-        """Note that an event is complete, if its slot is still its own."""
+        """Note that an event is complete, if its slot has not been reused."""
         position, numbers = begun.position, self._slot_numbers
         at = (position & _SLOT_MASK) << 3
         try:
@@ -157,7 +164,7 @@ class EventJournal:
             self.leave()
 
     def rename_event(self, begun: StartedEvent, name: str, call: CollectiveCall | None) -> None:
-        """Set the name and the collective of an event, where they were not known at its start."""
+        """Set the name and the collective of an event that were not known at its start."""
         try:
             at = (begun.position & _SLOT_MASK) << 3
             if self._slot_numbers[at] == begun.position:
@@ -191,19 +198,19 @@ class EventJournal:
             return self._append(head + dtype + source + spelled)
 
     def _append(self, content: bytes) -> int:
-        """Append a text and return its place; the caller holds the lock."""
+        """Append a text; return its place. The caller holds the lock."""
         total = _TEXT_HEAD.size + len(content)
         if total > _MAX_TEXT_BYTES:
             raise ValueError(f"a text of {total} bytes, at most {_MAX_TEXT_BYTES}")
         place = self._text_end
         offset = place % JOURNAL_TEXT_BYTES
         if offset + total > JOURNAL_TEXT_BYTES:
-            # A text never wraps.
+            # A text never wraps around the end of the area.
             place, offset = place + JOURNAL_TEXT_BYTES - offset, 0
         self._text_end = self._numbers[_TEXT_END] = place + total
         head = _TEXT_HEAD.pack(len(content), zlib.crc32(content))
         self._texts[offset : offset + total] = head + content
-        # Half of the texts is for those that are appended while a slot refers to this one.
+        # Half of the area is for the texts that are appended while a slot refers to this one.
         self._fresh_from = max(0, self._text_end - JOURNAL_TEXT_BYTES // 2)
         return place
 
@@ -212,16 +219,17 @@ def _spell_group(group: ProcessGroup) -> bytes:
     name = group.name.encode(errors="surrogatepass")
     ranks = array("I", group.ranks).tobytes()
     if len(name) + len(ranks) > _MAX_TEXT_BYTES // 2:
-        # Other members, and other batches, declare it.
+        # The ranks are left out if there are too many: other members, and batches of events, have
+        # them.
         ranks = b""
     return _GROUP.pack(len(name)) + name + ranks
 
 
 def read_journal(store: SlabStore) -> EventColumns | None:
-    """Return the events in the journal of a slab, by position; None unless it is current.
+    """Return the events in the journal of a slab, by position; None if the journal is not current.
 
-    CorruptedError when the slab is none. Events that were not written completely, or are damaged,
-    are left out.
+    CorruptedError if the memory is not a slab. Events that were not written completely, or are
+    damaged, are left out.
     """
     header = store.read(0, min(store.length, SLAB_HEADER_BYTES))
     _, ring_bytes = parse_slab_header(header, store.length)
@@ -251,7 +259,7 @@ def read_journal(store: SlabStore) -> EventColumns | None:
 
 
 class _JournalText(NamedTuple):
-    """Text of an event, as its slot refers to it."""
+    """Contents of the text that the slot of an event refers to."""
 
     kind: int
     name: str
@@ -265,14 +273,14 @@ class _JournalText(NamedTuple):
 
 
 class _JournalTexts:
-    """Copy of the texts of a journal; every place and length is checked."""
+    """Copy of the texts of a journal; every place and every length is checked."""
 
     def __init__(self, content: bytes, text_end: int) -> None:
         self._content, self._text_end = content, text_end
         self._events: dict[int, _JournalText | None] = {}
 
     def find_event(self, place: int) -> _JournalText | None:
-        """Return the text at a place; None when it is gone or damaged."""
+        """Return the text of an event at a place; None if it was overwritten or is damaged."""
         if place not in self._events:
             try:
                 self._events[place] = self._parse_event(place)
@@ -334,7 +342,9 @@ def _decode(spelled: bytes) -> str:
 def _make_event(
     row: tuple[int, ...], texts: _JournalTexts, groups: dict[str, ProcessGroup]
 ) -> RankEvent | None:
-    """Return the event of a slot, and add its group; None when its text is gone."""
+    """Return the event of a slot, and add its group to `groups`; None if its text was
+    overwritten.
+    """
     position, end_position, start_us, place, iteration, graph, outcome, _, end_us = row
     text = texts.find_event(place)
     if text is None:
@@ -350,7 +360,7 @@ def _make_event(
         name=text.name,
         kind=EventKind(text.kind),
         start_us=start_us,
-        # One that has failed is open, and has the time of its failure.
+        # A failed event is open, and has the time of its failure as its end.
         end_us=end_us if is_over else start_us,
         group="" if text.group is None else text.group.name,
         sequence=text.sequence,

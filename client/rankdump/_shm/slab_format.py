@@ -6,14 +6,13 @@
     4096  the ring: entries, each a head, a frame and the frame's data, at multiples of 64
           version 3: the journal of events (`event_journal`), JOURNAL_BYTES
 
-Positions only rise; an entry at position p is at p modulo the ring's length and never wraps.
-Committed entries stay readable even if either process dies. One process writes, one reads, at any
-moment, so each number is stored atomically: through an element of a memoryview, because
-`struct.pack_into` fills the place with zeros first.
+Positions only rise; an entry at position p is at p modulo the ring's length and never wraps around.
+Committed entries stay readable even if either process dies. At any moment only one process writes
+and one reads, so each number is stored atomically: through an element of a memoryview, because
+`struct.pack_into` first fills the place with zeros.
 
-An entry is sealed before it is announced: its head then holds checksums of itself and of its
-frame, and the digest of its data. An entry that a killed rank left unsealed is accepted as it
-is.
+An entry is sealed before it is announced: its head then has checksums of itself and of its frame,
+and the digest of its data. An entry that a killed rank left unsealed is accepted without checks.
 """
 
 from __future__ import annotations
@@ -31,17 +30,21 @@ SLAB_VERSION = 2
 """Version of a slab without a journal."""
 JOURNAL_SLAB_VERSION = 3
 JOURNAL_SLOTS = 8192
-"""Events of a journal: twice as many as a rank gathers before it sends them."""
+"""Number of events that a journal holds: twice as many as a rank gathers before it sends them."""
 JOURNAL_TEXT_BYTES = 1 << 20
 JOURNAL_BYTES = 64 + 64 * JOURNAL_SLOTS + JOURNAL_TEXT_BYTES
 WRITTEN_OFFSET, RELEASED_OFFSET = 64, 128
 ENTRY_HEAD = struct.Struct("<IIQIIQQII16s")
 ENTRY_MAGIC = 0x31454452
 CHECKED_HEAD = struct.Struct("<QIIQQI")
-"""Part of a head that its checksum covers: all that does not change after the reservation."""
+"""Part of an entry's head that its checksum covers: all fields that do not change after the
+reservation.
+"""
 CHECKED_HEAD_BYTES = slice(8, 8 + CHECKED_HEAD.size)
 SEAL_TAIL = struct.Struct("<I16s")
-"""What follows that part: its checksum, and the digest of the data."""
+"""Rest of the head of a sealed entry: the checksum of the first part, and the digest of
+the data.
+"""
 _SLAB_HEADER = struct.Struct("<8sQQ")
 _SLAB_MAGIC = b"RDSLAB\0\1"
 SLAB_HEADER_BYTES = _SLAB_HEADER.size
@@ -54,15 +57,15 @@ class EntryState(IntEnum):
     RESERVED = 1
     COMMITTED = 2
     ABANDONED = 3
-    """It has a frame, but its data was never written."""
+    """The entry has a frame, but its data was never written."""
     FILLER = 4
-    """Space at the end of the ring that was too small."""
+    """Unused space at the end of the ring that was too small for an entry."""
     SEALED = 5
-    """Committed, with checksums."""
+    """The entry is committed and has checksums."""
 
 
 class SlabStore(Protocol):
-    """Memory or file of a slab, as its reader uses it."""
+    """Memory or file of a slab, as a reader uses it."""
 
     @property
     def length(self) -> int:
@@ -70,11 +73,11 @@ class SlabStore(Protocol):
         ...
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return a range of bytes; CorruptedError when the slab is shorter."""
+        """Return a range of bytes; CorruptedError if the slab is shorter."""
         ...
 
     def read_number(self, offset: int) -> int:
-        """Return a number that the other side may be changing."""
+        """Return a number that the other process may be changing."""
         ...
 
     def write_number(self, offset: int, value: int) -> None:
@@ -105,13 +108,17 @@ class SlabMemory:
 
 
 def compute_slab_bytes(ring_bytes: int, *, has_journal: bool = False) -> int:
-    """Return the length of a slab with a ring of that many bytes, rounded up to whole entries."""
+    """Return the length in bytes of a slab with a ring of at least `ring_bytes`, rounded up to
+    whole entries.
+    """
     journal_bytes = JOURNAL_BYTES if has_journal else 0
     return RING_OFFSET + align_length(max(ring_bytes, MIN_RING_BYTES)) + journal_bytes
 
 
 def make_slab_header(length: int, *, has_journal: bool = False) -> bytes:
-    """Return the start of an empty slab of `compute_slab_bytes` length; the rest is zeros."""
+    """Return the header of an empty slab of length `compute_slab_bytes`; the rest of it
+    is zeros.
+    """
     version = JOURNAL_SLAB_VERSION if has_journal else SLAB_VERSION
     ring_bytes = _compute_ring_bytes(version, length)
     if ring_bytes < MIN_RING_BYTES or ring_bytes % ENTRY_ALIGNMENT:
@@ -120,13 +127,15 @@ def make_slab_header(length: int, *, has_journal: bool = False) -> bytes:
 
 
 def format_slab(memory: memoryview, *, has_journal: bool = False) -> None:
-    """Make an empty slab of a buffer of zeros of `compute_slab_bytes` length."""
+    """Turn a buffer of zeros of length `compute_slab_bytes` into an empty slab."""
     header = make_slab_header(len(memory), has_journal=has_journal)
     memory[:RING_OFFSET] = header + bytes(RING_OFFSET - len(header))
 
 
 def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
-    """Return version and ring bytes from a slab's start; CorruptedError when it is not a slab."""
+    """Return the version and the length of the ring from a slab's header; CorruptedError if it is
+    not a slab.
+    """
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
         raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)

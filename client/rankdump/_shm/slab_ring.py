@@ -35,12 +35,14 @@ _MAX_MARK = (1 << 32) - 1
 _HEAD_BYTES = ENTRY_HEAD.size
 _pack_head = ENTRY_HEAD.pack_into
 _UNSEALED = 0, 0, 0, b""
-"""The last fields of a head until its seal."""
+"""Values of the last fields of a head before its entry is sealed."""
 _PADDING_MASK, _ALIGNED = ENTRY_ALIGNMENT - 1, -ENTRY_ALIGNMENT
-"""`length + _PADDING_MASK & _ALIGNED` is `align_length(length)`, without a call for each tensor;
-`-length & _PADDING_MASK` bytes follow a length."""
+"""`length + _PADDING_MASK & _ALIGNED` equals `align_length(length)` without a call for each tensor; a
+field of `length` bytes is followed by `-length & _PADDING_MASK` bytes of padding.
+"""
 _WRITTEN, _RELEASED = WRITTEN_OFFSET // 8, RELEASED_OFFSET // 8
-# As numbers: comparing members of an enumeration takes longer than reading them.
+# The states are integers, because comparing members of an enumeration takes longer than reading an
+# entry.
 _RESERVED, _COMMITTED, _ABANDONED, _FILLER, _SEALED = map(int, EntryState)
 
 
@@ -48,12 +50,12 @@ class SlabReservation(NamedTuple):
     """Space for one entry, between `reserve` and `commit`."""
 
     offset: int
-    """Of the entry's head within the ring."""
+    """Offset of the entry's head in the ring."""
     data: memoryview
-    """Space for the data."""
+    """Memory for the entry's data."""
     position: int
     end_position: int
-    """Position behind the entry."""
+    """Position after the entry."""
     frame: bytes
     sequence: int
     mark: int
@@ -62,12 +64,12 @@ class SlabReservation(NamedTuple):
 class SlabWriter:
     """Writes entries; safe to use from several threads.
 
-    Entries are published in the order of their reservations, so an unfinished one holds back
-    those after it.
+    Entries are published in the order of their reservations, so an unfinished entry holds back the
+    entries after it.
     """
 
     def __init__(self, memory: memoryview) -> None:
-        """Take over a slab; CorruptedError when it has another version or no header."""
+        """Take over a slab; CorruptedError if it has another version or no header."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
         if version < SLAB_VERSION:
             raise CorruptedError(
@@ -75,16 +77,16 @@ class SlabWriter:
                 f"{JOURNAL_SLAB_VERSION}"
             )
         self.max_content_bytes = self.ring_bytes // 2 - _HEAD_BYTES - 2 * _PADDING_MASK
-        """Largest sum of a frame and its data that can be reserved in an empty ring."""
+        """Maximum bytes of a frame and its data together that can be reserved in an empty ring."""
         self.has_journal = version == JOURNAL_SLAB_VERSION
-        """Whether there is a journal behind the ring."""
+        """Whether the slab has a journal after the ring."""
         self._numbers = memory[:RING_OFFSET].cast("Q")
         self._ring = memory[RING_OFFSET : RING_OFFSET + self.ring_bytes]
         self._states = self._ring.cast("I")
         self._lock = threading.Lock()
         self._next = self.written
         self._free_end = 0
-        """Position up to which space was free when that was last looked up."""
+        """Position up to which space was free when this was last looked up."""
         self._open: deque[SlabReservation] = deque()
         self._done: dict[int, bool] = {}
         self._unsealed: deque[SlabReservation] = deque()
@@ -93,26 +95,26 @@ class SlabWriter:
 
     @property
     def written(self) -> int:
-        """Position behind the last published entry."""
+        """Position after the last published entry."""
         return self._numbers[_WRITTEN]
 
     @property
     def released(self) -> int:
-        """Position before which everything may be overwritten."""
+        """Position up to which everything may be overwritten."""
         return self._numbers[_RELEASED]
 
     @property
     def open_entries(self) -> int:
-        """Entries that are reserved and not published."""
+        """Number of entries that are reserved but not published."""
         with self._lock:
             return len(self._open)
 
     def reserve(
         self, frame: bytes, data_bytes: int, sequence: int = 0, mark: int = 0
     ) -> SlabReservation | None:
-        """Reserve space for a frame and its data; None when there is none at present.
+        """Reserve space for a frame and its data; return None if there is no space at present.
 
-        `sequence` and `mark` remain known if the bytes of the frame are damaged.
+        `sequence` and `mark` stay readable if the bytes of the frame are damaged.
         """
         frame_bytes, ring = len(frame), self._ring
         if mark > _MAX_MARK:
@@ -122,7 +124,7 @@ class SlabWriter:
         with self._lock:
             position, ring_bytes = self._next, self.ring_bytes
             offset = position % ring_bytes
-            # An entry never wraps: a filler takes what is left at the end.
+            # An entry never wraps around: a filler takes the space that is left at the end.
             filler = ring_bytes - offset if offset + total > ring_bytes else 0
             end = position + filler + total
             if end > self._free_end and end > self._find_free_end():
@@ -133,7 +135,8 @@ class SlabWriter:
                 offset = 0
             begin = offset + _HEAD_BYTES
             ring[begin : begin + frame_bytes] = frame
-            # Last, so that a death in between leaves no head before half a frame.
+            # The head is written last, so that a rank that dies in between leaves no head before an
+            # incomplete frame.
             _pack_head(
                 ring,
                 offset,
@@ -148,14 +151,17 @@ class SlabWriter:
             begin = offset + data_at
             data = ring[begin : begin + data_bytes]
             fields = offset, data, position, end, frame, sequence, mark
-            # As `SlabReservation(...)`, in a third of the time: there is one for each tensor.
+            # This equals `SlabReservation(...)` in a third of the time: there is one for each
+            # tensor.
             reservation = tuple.__new__(SlabReservation, fields)
             self._next = end
             self._open.append(reservation)
         return reservation
 
     def commit(self, reservation: SlabReservation, *, whole: bool = True) -> None:
-        """Publish an entry whose data is in place, or, if not `whole`, will never come."""
+        """Publish an entry whose data is in place; if `whole` is False, its data will
+        never come.
+        """
         self._states[reservation.offset // 4 + 1] = _COMMITTED if whole else _ABANDONED
         with self._lock:
             waiting, done = self._open, self._done
@@ -171,9 +177,9 @@ class SlabWriter:
             self._numbers[_WRITTEN] = reservation.end_position
 
     def seal(self, position: int, digest_of: Callable[[int, memoryview], bytes]) -> None:
-        """Seal the entries committed before a position that were not released.
+        """Seal the entries that were committed before a position and are not released.
 
-        `digest_of` returns the digest of a frame's data, given its number; empty for none.
+        `digest_of` returns the digest of a frame's data, given its sequence number; empty for none.
         """
         with self._seal_lock:
             while (reservation := self._pop_unsealed(position)) is not None:
@@ -183,7 +189,7 @@ class SlabWriter:
                     begin, len(frame), zlib.crc32(frame), len(data), sequence, mark
                 )
                 head = checked + SEAL_TAIL.pack(zlib.crc32(checked), digest)
-                # All but the state, which is stored last, and atomically.
+                # All fields except the state are written; the state is stored last, and atomically.
                 self._ring[offset + CHECKED_HEAD_BYTES.start : offset + _HEAD_BYTES] = head
                 self._states[offset // 4 + 1] = _SEALED
 
@@ -192,14 +198,16 @@ class SlabWriter:
             self._sealing = None
             while self._unsealed and self._unsealed[0].end_position <= position:
                 reservation = self._unsealed.popleft()
-                # The space of a released entry may be another entry's by now.
+                # The space of a released entry may belong to another entry by now.
                 if reservation.end_position > self.released:
                     self._sealing = reservation.position
                     return reservation
         return None
 
     def _find_free_end(self) -> int:
-        """Return the position up to which space may be used, without an entry being sealed."""
+        """Return the position up to which space can be used without overwriting an entry that is
+        being sealed.
+        """
         begin = self.released
         if self._sealing is not None:
             begin = min(begin, self._sealing)
@@ -207,38 +215,40 @@ class SlabWriter:
         return self._free_end
 
 
-# Ranks of an earlier release may still run, or have left slabs, when an agent is upgraded.
+# When an agent is upgraded, ranks of an earlier release may still run or have left slabs.
 _ENTRY_HEAD_OF_VERSION_1 = struct.Struct("<IIQQQ")
 _NO_DIGEST = bytes(16)
 _READ_AHEAD_BYTES = 64 << 10
-"""Bytes that are read at once while entries are small; of large ones the head alone."""
+"""Number of bytes that are read ahead while entries are small; of a large entry only the head is
+read.
+"""
 _READ_AHEAD_OF_LARGE_BYTES = 1 << 10
 _KNOWN_STATES = frozenset(map(int, EntryState))
 
 
 class SlabEntry(NamedTuple):
-    """An entry that was read."""
+    """An entry that was read from a slab."""
 
     frame: memoryview
     data_at: int
-    """Offset of its data in the slab, valid until `end_position` is released."""
+    """Offset of the entry's data in the slab, valid until `end_position` is released."""
     data_bytes: int
     has_data: bool
-    """Whether the data is there; otherwise only the frame is valid."""
+    """Whether the entry has its data; otherwise only its frame is valid."""
     end_position: int
-    """Position behind the entry."""
+    """Position after the entry."""
     digest: bytes = b""
-    """xxh3-128 of the data from the seal; empty without one."""
+    """xxh3-128 of the data, from the seal; empty if the entry is not sealed."""
     is_corrupted: bool = False
-    """Whether the frame differs from the sealed one."""
+    """Whether the frame differs from the frame that was sealed."""
     sequence: int = 0
-    """The frame's number, from the seal."""
+    """Sequence number of the frame, from the seal."""
     mark: int = 0
-    """A number of the rank about a frame that cannot be read, from the seal."""
+    """Number that the rank stored for the case that the frame cannot be read, from the seal."""
 
 
 class SlabReader:
-    """Reads entries; for one thread at a time."""
+    """Reads the entries of a slab; used by one thread at a time."""
 
     def __init__(self, store: SlabStore) -> None:
         self._store = store
@@ -252,19 +262,20 @@ class SlabReader:
 
     @property
     def written(self) -> int:
-        """Position behind the last published entry."""
+        """Position after the last published entry."""
         return self._store.read_number(WRITTEN_OFFSET)
 
     @property
     def released(self) -> int:
-        """Position before which everything may be overwritten."""
+        """Position up to which the rank may overwrite everything."""
         return self._store.read_number(RELEASED_OFFSET)
 
     def read_entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
-        """Yield the entries published since the last call; CorruptedError for impossible ones.
+        """Yield the entries that were published since the last call; CorruptedError for impossible
+        entries.
 
-        While the rank runs, only entries before the position that its doorbell `announced` are
-        certain to be read as they were written, on every kind of processor.
+        While the rank is running, only entries before the position that its doorbell `announced`
+        are certain, on every kind of processor, to be read as they were written.
         """
         written = self.written
         if not self._read <= written <= self.released + self.ring_bytes:
@@ -272,18 +283,21 @@ class SlabReader:
         yield from self._until(written if announced is None else min(announced, written))
 
     def read_remaining_entries(self) -> Iterator[SlabEntry]:
-        """Yield the entries that a dead rank had committed or begun; those begun have no data."""
+        """Yield the entries that a dead rank had committed or begun; entries that were only begun
+        have no data.
+        """
         yield from self.read_entries()
         try:
             yield from self._until(self.released + self.ring_bytes)
         except CorruptedError:
-            # Unused space, or the rest of an earlier lap.
+            # This is unused space, or the rest of an earlier lap.
             return
 
     def read_entry_at(self, position: int) -> SlabEntry:
-        """Return the entry that was published at a position; CorruptedError when none is there.
+        """Return the entry that was published at a position; CorruptedError if there is none.
 
-        For the rank, which knows its positions: a damaged entry does not hide those behind it.
+        The rank uses this method, because it knows the positions: a damaged entry does not hide
+        those after it.
         """
         found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
         if not isinstance(found, SlabEntry):
@@ -314,7 +328,7 @@ class SlabReader:
                 self._read = entry
 
     def _entry(self, position: int, limit: int) -> SlabEntry | int:
-        """Return the entry at a position, or the position behind a filler."""
+        """Return the entry at a position, or the position after a filler."""
         offset = position % self.ring_bytes
         head_bytes, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest = (
             _parse_entry_head(self._version, self._bytes(position, _HEAD_BYTES, limit), position)
@@ -337,7 +351,7 @@ class SlabReader:
             _READ_AHEAD_BYTES if total <= _READ_AHEAD_BYTES // 2 else _READ_AHEAD_OF_LARGE_BYTES
         )
         is_sealed = state == _SEALED
-        # By position: there is one for each small record.
+        # Arguments are positional, which is faster: there is an entry for each small record.
         return SlabEntry(
             frame,
             RING_OFFSET + data_at,
@@ -365,9 +379,10 @@ class SlabReader:
 def _parse_entry_head(
     version: int, raw: memoryview, position: int
 ) -> tuple[int, int, int, int, int, int, int, bytes]:
-    """Return size, state, bytes of frame and data, checksum of the frame, number, mark and digest.
+    """Return size, state, lengths of frame and data, checksum of the frame, number, mark and
+    digest.
 
-    The last four are 0 or empty in the first version.
+    In the first version the last four are 0 or empty.
     """
     if version == 1:
         magic, state, stamp, frame_bytes, data_bytes = _ENTRY_HEAD_OF_VERSION_1.unpack_from(raw)
