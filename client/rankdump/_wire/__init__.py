@@ -1,3 +1,3 @@
-"""Mapping between protobuf messages (generated code in `rankdump.wire.v1`) and frozen values, and
-channels to daemons. Messages never leave this package and its direct users.
+"""Conversion between protobuf messages (generated code in `rankdump.wire.v1`) and frozen values,
+and channels to daemons. Messages are used only in this package and its direct users.
 """

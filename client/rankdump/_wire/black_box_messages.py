@@ -1,8 +1,8 @@
-"""Messages of the black box and frozen values, in both directions: steps, tensors in full, a piece
-each, and faults between ranks and agents; freezes and finished steps between agents and
-coordinator. Bounds are checked on receipt.
+"""Conversion between messages of the black box and frozen values: steps, full tensors in pieces,
+and faults between ranks and agents; freezes and finished steps between agents and coordinator.
+Bounds are checked on receipt.
 
-The kinds of tensors have numbers that hold for the whole session. Each stream brings every kind
+The kinds of tensors have numbers that are valid for the whole session. Each stream sends every kind
 once, before the first row that refers to it.
 """
 
@@ -61,9 +61,9 @@ from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2
 
 MAX_KINDS = 1 << 16
-"""Most kinds of a session; a rank measures nothing else afterwards."""
+"""Maximum number of kinds in a session; a rank measures no further kinds."""
 FAULT_WORDS = frozenset(each.value for each in FaultKind)
-"""Words for kinds of faults that this version knows."""
+"""Words of the kinds of faults that this version knows."""
 _MAX_CAUSES = 256
 _MAX_STACKS = 256
 _MAX_STACK_CHARACTERS = 1 << 16
@@ -72,7 +72,7 @@ _MAX_STACK_CHARACTERS = 1 << 16
 def step_state_to_wire(
     state: StepState, new_kinds: Sequence[bytes], first_kind: int
 ) -> agent_pb2.StepState:
-    """Return the message of a step, with the kinds that its stream has not brought yet."""
+    """Return the message of a step, with the kinds that its stream has not sent yet."""
     cause = state.cause
     return agent_pb2.StepState(
         **make_fields(state, "cause", "stacks", "notes", "calls"),
@@ -92,9 +92,10 @@ def step_state_to_wire(
 
 
 def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> StepState:
-    """Read a step; `known_kinds` is the number of kinds that its session has with this message.
+    """Convert the message of a step; `known_kinds` is the number of kinds that its session has,
+    including those of this message.
 
-    ProtocolError when a row is cut off, or refers to a kind that there is not.
+    ProtocolError if a row is cut off, or refers to an unknown kind.
     """
     check_numbers("step", (message.iteration, message.started_us, message.ended_us))
     check_numbers("step", (message.skipped, message.left_out))
@@ -128,7 +129,7 @@ def _read_group_calls(message: agent_pb2.GroupCalls) -> GroupCalls:
 
 
 def _check_details(details: bytes, rows: int) -> None:
-    """Raise ProtocolError for details that are not those of some of so many rows."""
+    """Raise ProtocolError unless the details belong to a step with `rows` rows."""
     count, rest = divmod(len(details), DETAIL_ROW.itemsize)
     if rest:
         raise ProtocolError(f"a step has {len(details)} bytes of details, which end within one")
@@ -139,7 +140,7 @@ def _check_details(details: bytes, rows: int) -> None:
 
 
 def check_new_kinds(message: agent_pb2.StepState, known_kinds: int) -> None:
-    """Raise ProtocolError when the kinds of a message leave a gap, or are too many."""
+    """Raise ProtocolError if the kinds of a message leave a gap, or are too many."""
     first, count = message.first_kind, len(message.new_kinds)
     if first > known_kinds:
         raise ProtocolError(f"a step brings kinds from number {first}, there are {known_kinds}")
@@ -158,7 +159,7 @@ def fault_notice_to_wire(notice: FaultNotice) -> agent_pb2.FaultNotice:
 
 
 def fault_notice_from_wire(message: agent_pb2.FaultNotice) -> FaultNotice:
-    """Read a fault; ProtocolError for an unknown word."""
+    """Convert the message of a fault; ProtocolError for an unknown word."""
     check_numbers("fault", (message.iteration,))
     if message.kind not in FAULT_WORDS:
         raise ProtocolError(f"a fault has the unknown kind {message.kind[:80]!r}")
@@ -196,11 +197,13 @@ def _read_text(what: str, text: str) -> str:
 
 
 PIECE_BYTES = 1 << 20
-"""Most bytes of a piece: while it is made, no other thread of the rank runs Python code."""
+"""Maximum bytes of a piece of a tensor: while it is made, no other thread of the rank runs Python
+code.
+"""
 
 
 def step_tensor_to_wire(tensor: StepTensor) -> Iterator[agent_pb2.StepTensor]:
-    """Yield the pieces of a tensor, each made when it is taken."""
+    """Yield the pieces of a tensor as messages; each piece is made when it is requested."""
     view = memoryview(tensor.data)
     yield agent_pb2.StepTensor(
         iteration=tensor.iteration,
@@ -217,32 +220,32 @@ def step_tensor_to_wire(tensor: StepTensor) -> Iterator[agent_pb2.StepTensor]:
 class StepTensorAssembler:
     """Joins the pieces of the tensors of one session; not for several threads.
 
-    A first piece begins a new tensor, whatever there is of one that a stream has not brought to
-    its end.
+    A first piece begins a new tensor, and discards the pieces of a tensor that a stream has not
+    completed.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """A tensor takes at most `max_bytes`."""
+        """`max_bytes` is the maximum size of a tensor."""
         self._max_bytes = max_bytes
         self._first: tuple[agent_pb2.StepTensor, TensorKind] | None = None
         self._data: bytearray | None = bytearray()
-        """None for a tensor that is skipped."""
+        """Bytes that have arrived of the present tensor; None if the tensor is skipped."""
         self._received = 0
 
     @property
     def byte_count(self) -> int:
-        """Memory of the pieces of a tensor that is not complete."""
+        """Bytes held for a tensor that is not complete."""
         return len(self._data or b"")
 
     def skip(self) -> None:
-        """Give up the tensor whose pieces arrive now."""
+        """Discard the tensor whose pieces are arriving."""
         self._data = None
 
     def feed(self, message: agent_pb2.StepTensor) -> StepTensor | None:
-        """Return the tensor that a piece completes; None when there are more to come, or it is
+        """Return the tensor that a piece completes; None if more pieces follow or the tensor is
         skipped.
 
-        ProtocolError when the piece contradicts itself, or those before it.
+        ProtocolError if the piece contradicts itself or earlier pieces.
         """
         if not message.begin:
             self._begin(message)
@@ -283,12 +286,12 @@ class StepTensorAssembler:
 
 
 MAX_STEP_NUMBERS = 64
-"""Numbers of a step that are compared with those of other ranks."""
+"""Maximum number of values of a step that are compared with those of other ranks."""
 MAX_UNREACHED_AGENTS = 64
 MAX_UNREACHED_RANKS = 1024
-"""Of one agent."""
+"""Maximum number of ranks that are listed for one agent that a freeze has not reached."""
 MAX_LATER_CAUSES = 16
-"""Causes that a coordinator adds to one freeze."""
+"""Maximum number of causes that a coordinator adds to one freeze."""
 _TEXTS = ("text", "op_type", "op_name", "side", "argument", "source")
 
 
@@ -308,15 +311,18 @@ def _cause_to_wire(cause: FrozenCause) -> coordinator_pb2.FreezeCause:
 
 
 def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
-    """Return whether a freeze is of a kind that this version knows.
+    """Return whether the kind of a freeze is known to this version.
 
-    Another one comes from a later version, and is left out: everything else in the message counts.
+    A freeze of an unknown kind comes from a later version and is left out; everything else in the
+    message counts.
     """
     return message.cause.kind in FAULT_WORDS
 
 
 def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
-    """Read a freeze; ProtocolError for an unknown word, or a number that is too large."""
+    """Convert the message of a freeze; ProtocolError for an unknown word or a number that is too
+    large.
+    """
     _check_job("freeze", message.job_id)
     check_numbers("freeze", (message.iteration,))
     cause, refusal = _read_freeze_cause(message.cause), _read_freeze_text(message.refusal)
@@ -333,7 +339,7 @@ def _read_freeze_cause(cause: coordinator_pb2.FreezeCause) -> FrozenCause:
 
 
 def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFreeze:
-    """Return the message of a freeze for the agents of its job."""
+    """Return the message with which a coordinator passes a freeze to the agents of its job."""
     reach = relayed.reach
     return coordinator_pb2.RelayedFreeze(
         freeze=job_freeze_to_wire(relayed.freeze),
@@ -345,14 +351,14 @@ def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFre
 
 
 def relayed_freeze_from_wire(message: coordinator_pb2.RelayedFreeze) -> RelayedFreeze:
-    """Read a freeze that a coordinator hands on; ProtocolError when it contradicts itself."""
+    """Convert a freeze that a coordinator passes on; ProtocolError if it contradicts itself."""
     check_count(
         "agents that a freeze has not reached", len(message.unreached), MAX_UNREACHED_AGENTS
     )
     unreached = tuple(map(_read_unreached, message.unreached))
     reach = FreezeReach(message.agents, message.frozen_agents, unreached)
     check_count("later causes of a freeze", len(message.later_causes), MAX_LATER_CAUSES)
-    # Those of kinds that only a later version knows are left out, as such freezes are.
+    # Causes of kinds that only a later version knows are left out, as freezes of such kinds are.
     later = (each for each in message.later_causes if each.kind in FAULT_WORDS)
     freeze = job_freeze_from_wire(message.freeze)
     return RelayedFreeze(freeze, reach, tuple(map(_read_freeze_cause, later)))
@@ -364,7 +370,9 @@ def rank_step_to_wire(step: RankStep) -> coordinator_pb2.RankStep:
 
 
 def rank_step_from_wire(message: coordinator_pb2.RankStep) -> RankStep:
-    """Read a step; ProtocolError when it has too many numbers, or one of them too long a name."""
+    """Convert the message of a step; ProtocolError if it has too many numbers, or too
+    long a name.
+    """
     _check_job("step", message.job_id)
     check_numbers("step", (message.iteration,))
     check_count("numbers of a step", len(message.numbers), MAX_STEP_NUMBERS)

@@ -1,8 +1,8 @@
-"""Channels to daemons: in the clear on this host, with certificates everywhere else; errors as gRPC
-status codes in both directions, and the cause why nobody answers, in one sentence.
+"""Channels to daemons, unencrypted on this host and with certificates everywhere else; errors as
+gRPC status codes in both directions; and the reason why no daemon answers, in one sentence.
 
-A server that does not trust a certificate only closes the connection. So the own certificate is
-verified against the own authorities here, and their verdict is taken for the server's.
+A server that does not trust a certificate just closes the connection. So the client verifies its
+own certificate against its own authorities, and takes their verdict for the server's.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rankdump.errors import (
 
 ChannelOptions = Sequence[tuple[str, int | str]]
 TLS_VARIABLES = ("RANKDUMP_TLS_CA", "RANKDUMP_TLS_CERT", "RANKDUMP_TLS_KEY")
-"""Files of the authorities, the own certificate and its key, PEM."""
+"""Variables with the paths of the PEM files of the authorities, the own certificate and its key."""
 TLS_SETTINGS_PLACE = f"{', '.join(TLS_VARIABLES)}; of a daemon: the section [tls]"
-"""Where certificates are named."""
+"""Text that says where certificates are configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsCredentials:
-    """Files by which two sides know each other; none at all where all are empty."""
+    """Files with which two sides authenticate each other; all paths may be empty."""
 
     ca: str = ""
     certificate: str = ""
@@ -47,17 +47,19 @@ class TlsCredentials:
 
     @property
     def has_files(self) -> bool:
-        """Whether there are any."""
+        """Whether any file is named."""
         return any((self.ca, self.certificate, self.key))
 
 
 def read_credentials(environ: Mapping[str, str]) -> TlsCredentials:
-    """Return those that variables name; that some are missing is said where they are needed."""
+    """Return the files that the variables name. If only some of them are set, the error is raised
+    where all are needed.
+    """
     return TlsCredentials(*(environ.get(name, "") for name in TLS_VARIABLES))
 
 
 def require_files(credentials: TlsCredentials) -> tuple[str, str, str]:
-    """Return authorities, certificate and key; ConfigError when only some are named."""
+    """Return the paths of authorities, certificate and key; ConfigError if only some are named."""
     files = (credentials.ca, credentials.certificate, credentials.key)
     for name, path in zip(TLS_VARIABLES, files, strict=True):
         if not path:
@@ -72,10 +74,10 @@ def open_channel(
 ) -> grpc.Channel:
     """Return a channel to an address.
 
-    With credentials TCP is encrypted and both sides show who they are. Files are read anew for
-    each channel, so certificates that were renewed are used by the next one. ConfigError when
-    only some files are named, or none for another host; UnavailableError when one of them cannot
-    be read, for it may be there again in a moment.
+    With credentials, TCP is encrypted and both sides present certificates. The files are read anew
+    for each channel, so the next channel uses certificates that were renewed. ConfigError if only
+    some files are named, or none for another host; UnavailableError if a file cannot be read,
+    because it may be there again in a moment.
     """
     if is_socket_address(address):
         return grpc.insecure_channel(address, options=options)
@@ -100,14 +102,14 @@ def _read_certificate(path: str) -> bytes:
         raise UnavailableError(f"certificate file {path}: {error.strerror}") from None
 
 
-# The words of gRPC, of releases from 1.62 to 1.85.
+# Texts of gRPC's errors in its releases from 1.62 to 1.85.
 _CONNECT_FAILURE = "failed to connect"
 _CLOSED_WORDS = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")
 _HOST_MISMATCH_WORDS = ("Hostname Verification", "is not in peer certificate")
 _STATUS_PREFIX = re.compile(
     r"^[A-Z_]+: (?:(?:ipv[46]|unix):\S+: )?(?:Failed to connect to remote host: )?"
 )
-"""What gRPC says before the cause: a status code, and the address once more."""
+"""Text of gRPC's errors before the cause: a status code, and the address again."""
 _TIME_FAULTS = {
     "has expired": "its certificate has expired",
     "not yet valid": "its certificate is not valid yet",
@@ -118,7 +120,9 @@ _VERIFY_FAILURE = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
 def explain_failure(
     failure: grpc.RpcError | RankdumpError, address: str, credentials: TlsCredentials | None = None
 ) -> RankdumpError:
-    """Return what a failure to call an address means, with the cause if nobody answers there."""
+    """Return the error that a failed call to an address means, with the cause if no server answers
+    there.
+    """
     error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
     if isinstance(error, UnavailableError):
         return explain_unavailable(error, address, credentials)
@@ -128,7 +132,7 @@ def explain_failure(
 def explain_unavailable(
     error: UnavailableError, address: str, credentials: TlsCredentials | None = None
 ) -> UnavailableError:
-    """Return an error of an address with its cause in a few words."""
+    """Return an error about an address, with its cause in a few words."""
     text = str(error)
     last = _STATUS_PREFIX.sub("", text.rpartition("error: ")[2])
     if is_socket_address(address) or _CONNECT_FAILURE not in text:
@@ -139,7 +143,9 @@ def explain_unavailable(
 
 
 def is_call_lost(failure: grpc.RpcError) -> bool:
-    """Return whether a call was under way when its server ended; not one that nobody answered."""
+    """Return whether a call was running when its server ended; False for a call that no server
+    answered.
+    """
     if not isinstance(failure, grpc.Call):
         return False
     lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -181,10 +187,11 @@ def _explain_verdict(said: str, ca: str) -> str:
 
 
 def find_credentials_fault(credentials: TlsCredentials) -> str:
-    """Return why nobody will believe these credentials; empty when their authorities would.
+    """Return why a server would reject these credentials; empty if their own authorities accept
+    them.
 
-    Handshake in memory in which both sides show this certificate; the server's authorities are
-    ours.
+    The check is a handshake in memory in which both sides present this certificate, and the
+    authorities of the server are taken to be the own ones.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -193,7 +200,7 @@ def find_credentials_fault(credentials: TlsCredentials) -> str:
     try:
         for side in (client, server):
             side.load_cert_chain(credentials.certificate, credentials.key, password="")
-    except OSError as error:  # an SSLError is one
+    except OSError as error:  # an SSLError is an OSError
         return (
             f"certificate {credentials.certificate} with {credentials.key}: {_format_reason(error)}"
         )
@@ -211,7 +218,8 @@ def _try_handshake(client: ssl.SSLContext, server: ssl.SSLContext, certificate: 
         server.wrap_bio(to_server, to_client, server_side=True),
     )
     try:
-        # Two rounds and what TLS 1.3 says at the end; done sides repeat nothing.
+        # Two rounds, and one more for what TLS 1.3 sends at the end; a side that has finished
+        # repeats nothing.
         for _ in range(3):
             for side in sides:
                 try:
@@ -243,7 +251,7 @@ CODES_BY_ERROR: tuple[tuple[type[RankdumpError], grpc.StatusCode], ...] = (
     (RetryableError, grpc.StatusCode.UNAVAILABLE),
     (PermanentError, grpc.StatusCode.FAILED_PRECONDITION),
 )
-"""What a server answers; the first row that fits counts."""
+"""Status code that a server answers for each error; the first matching row counts."""
 
 ERRORS_BY_CODE: dict[grpc.StatusCode, type[RankdumpError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
@@ -254,11 +262,13 @@ ERRORS_BY_CODE: dict[grpc.StatusCode, type[RankdumpError]] = {
     grpc.StatusCode.DATA_LOSS: CorruptedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
 }
-"""What a client makes of an answer; any other code may pass later: UnavailableError."""
+"""Error that a client raises for each status code; any other code may be temporary and becomes
+UnavailableError.
+"""
 
 
 def get_status_code(error: RankdumpError) -> grpc.StatusCode:
-    """Return the status code a server answers with."""
+    """Return the status code with which a server reports an error."""
     for kind, code in CODES_BY_ERROR:
         if isinstance(error, kind):
             return code
@@ -266,7 +276,7 @@ def get_status_code(error: RankdumpError) -> grpc.StatusCode:
 
 
 def make_error(failure: grpc.RpcError) -> RankdumpError:
-    """Return what a failed call means to its caller."""
+    """Return the error that a failed call means for its caller."""
     if not isinstance(failure, grpc.Call):
         return UnavailableError(str(failure))
     kind = ERRORS_BY_CODE.get(failure.code(), UnavailableError)

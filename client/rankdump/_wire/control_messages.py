@@ -1,4 +1,4 @@
-"""Messages that control a running job, in both directions."""
+"""Conversion between messages that control a running job and frozen values."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ def order_to_wire(order: ControlOrder) -> control_pb2.ControlOrder:
 
 
 def order_from_wire(message: control_pb2.ControlOrder) -> ControlOrder:
-    """Read an order; ProtocolError for an unknown action, or numbers out of bounds."""
+    """Convert the message of an order; ProtocolError for an unknown action or numbers out of
+    bounds.
+    """
     iteration = message.iteration if message.HasField("iteration") else None
     check_numbers("order", (iteration or 0,))
     return replace(control_request_from_wire(message), iteration=iteration)
 
 
 def control_request_to_wire(order: ControlOrder) -> coordinator_pb2.JobControlRequest:
-    """Return the request to a coordinator; it chooses the iteration."""
+    """Return the request to a coordinator for an order, whose iteration the coordinator chooses."""
     return coordinator_pb2.JobControlRequest(**make_fields(order, "iteration", replace=True))
 
 
 def control_request_from_wire(
     message: coordinator_pb2.JobControlRequest | control_pb2.ControlOrder,
 ) -> ControlOrder:
-    """Read a request to a coordinator; ProtocolError for an unknown action."""
+    """Convert a request to a coordinator; ProtocolError for an unknown action."""
     if not message.id or not message.job_id:
         raise ProtocolError("an order needs an id and a job id")
     check_text("id of an order", message.id, MAX_ID_CHARACTERS)
@@ -76,7 +78,7 @@ def answer_to_wire(answer: ControlAnswer) -> control_pb2.ControlAnswer:
 
 
 def answer_from_wire(message: control_pb2.ControlAnswer) -> ControlAnswer:
-    """Read an answer; ProtocolError when a number or a text is out of bounds."""
+    """Convert the message of an answer; ProtocolError if a number or a text is out of bounds."""
     check_text("id of an order", message.id, MAX_ID_CHARACTERS)
     check_text("job id", message.job_id, MAX_JOB_ID_CHARACTERS)
     check_text("session id", message.session_id, MAX_NAME_CHARACTERS)
@@ -93,7 +95,7 @@ def answer_from_wire(message: control_pb2.ControlAnswer) -> ControlAnswer:
 
 
 def result_to_wire(result: ControlResult) -> coordinator_pb2.JobControlResponse:
-    """Return the message of a result."""
+    """Return the message of the result of an order."""
     return coordinator_pb2.JobControlResponse(**make_fields(result))
 
 

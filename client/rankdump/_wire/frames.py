@@ -1,5 +1,5 @@
 """Frames of a session: records in chunks of limited size, metadata frames, and batches in which
-small frames share a message. In a slab a frame is not divided, and its data lies beside it.
+small frames share a message. In a slab a frame is not divided, and its data is stored beside it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from rankdump._wire.session_messages import (
 )
 from rankdump.wire.v1 import agent_pb2
 
-# About the size at which a Python gRPC stream is fastest.
+# A Python gRPC stream is fastest at about this size of messages.
 MAX_CHUNK_BYTES = 1 << 20
 
 
 def make_record_frames(
     sequence: int, head: RecordHead, data: memoryview
 ) -> Iterator[agent_pb2.Frame]:
-    """Yield the frames of a record: its head with the first bytes, then the other chunks."""
+    """Yield the frames of a record: its head with the first bytes, then the remaining chunks."""
     frame = agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, b""))
     return split_frame(frame, data[: head.byte_count])
 
@@ -61,9 +61,9 @@ def make_record_frames(
 def split_frame(
     frame: agent_pb2.Frame, data: memoryview, checksum: bytes = b""
 ) -> Iterator[agent_pb2.Frame]:
-    """Yield a frame and the chunks after it; its data lay beside it, as in a slab.
+    """Yield a frame whose data was stored beside it, as in a slab, and the chunks after it.
 
-    The checksum is the one that the data had there; without one it is computed.
+    `checksum` is that of the data in the slab; if it is empty, it is computed.
     """
     if data:
         frame.record.checksum = frame.record.checksum or checksum or compute_checksum(data)
@@ -76,16 +76,16 @@ def split_frame(
 
 
 def compute_checksum(data: memoryview) -> bytes:
-    """Return the checksum of a record's bytes on the wire, their xxh3-128."""
+    """Return the checksum of a record's bytes on the wire: their xxh3-128."""
     return xxhash.xxh3_128_digest(data)
 
 
 def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
-    """Return a record's frame for a slab, without its sequence number.
+    """Return the frame of a record for a slab, without its sequence number.
 
-    A record in several entries has a checksum of all its data. The bytes are those of
-    `Frame(record=record_to_wire(head, b""))`, put together from parts: making the two messages
-    takes five times as long, and this is done for every tensor.
+    A record in several entries has a checksum of all its data. The result equals the bytes of
+    `Frame(record=record_to_wire(head, b""))` but is joined from parts, because creating the two
+    messages would take five times as long, for every tensor.
     """
     kind, iteration, timestamp_us, _, task, stream, switched_on = head
     serialized = kind_to_wire(kind)
@@ -103,9 +103,10 @@ def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
 
 @lru_cache(maxsize=64)
 def _serialize_numbers(iteration: int, task: int, stream: int, switched_on: bool) -> bytes:
-    """Return the fields of a record that are the same for all of an iteration, and a tag.
+    """Return the serialized fields of a record that are equal within an iteration, followed by the
+    tag of the time.
 
-    The time comes behind the tag.
+    The caller appends the time after that tag.
     """
     numbers = agent_pb2.Record(
         iteration=iteration, task=task, stream=stream, switched_on=switched_on
@@ -119,7 +120,9 @@ def serialize_chunk_body(offset: int) -> bytes:
 
 
 def add_sequence(sequence: int, body: bytes) -> bytes:
-    """Return a serialised frame with its number; fields of a message may come in any order."""
+    """Return a serialized frame with its sequence number; fields of a message may come in any
+    order.
+    """
     return _SEQUENCE_TAG + encode_varint(sequence) + body
 
 
@@ -143,14 +146,14 @@ _METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {
 
 
 def make_metadata_frame(sequence: int, declaration: MetadataItem) -> agent_pb2.Frame:
-    """Return the frame of anything but a record."""
+    """Return the frame of an item that is not a record."""
     body, write = _METADATA_WRITERS[type(declaration)]
     parts: dict[str, Any] = {body: write(declaration)}
     return agent_pb2.Frame(sequence=sequence, **parts)
 
 
 def batch_frames(frames: Iterable[agent_pb2.Frame]) -> Iterator[agent_pb2.PushRequest]:
-    """Yield messages of about a chunk each, so that small frames share a write."""
+    """Yield messages of about the size of a chunk, in which small frames share one write."""
     held: list[agent_pb2.Frame] = []
     size = 0
     for frame in frames:

@@ -1,6 +1,6 @@
-"""Fields of messages: conversion between messages and frozen values of the same fields, text that a
-message can hold, and the limits on length, count and size that are checked before anything from the
-other side is used. Pure.
+"""Fields of messages: conversion between messages and frozen values with the same fields, text that
+a message can hold, and the limits on length, count and size that are checked before anything from
+the other side is used. Pure.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ _FieldConverter = Callable[[Any], Any]
 
 
 def make_fields(value: object, *apart: str, replace: bool = False) -> dict[str, Any]:
-    """Return the fields of the message of a dataclass value, but for those named apart.
+    """Return the fields of the message of a dataclass value, except those named in `apart`.
 
-    With `replace`, texts are the user's, and go through `replace_surrogates`.
+    With `replace`, texts come from the user and are passed through `replace_surrogates`.
     """
     return {name: get(value) for name, get in _list_writers(type(value), apart, replace)}
 
 
 def from_message(kind: type[_T], message: Message, /, **rest: Any) -> _T:
-    """Read the dataclass `kind` from a message with its fields, but for those given in `rest`.
+    """Return the dataclass `kind` with the fields of a message; `rest` gives the fields that are
+    not taken from the message.
 
     ProtocolError names an unknown word or number of an enumeration.
     """
@@ -48,18 +49,18 @@ def from_message(kind: type[_T], message: Message, /, **rest: Any) -> _T:
 
 encode_varint = KERNELS.functions.encode_varint
 VARINT, LENGTH_DELIMITED = 0, 2
-"""Types of fields on the wire (Protocol Buffers, Encoding)."""
+"""Wire types of fields (Protocol Buffers, Encoding)."""
 
 
 def make_tag(message: Message, field: str, wire_type: int) -> bytes:
-    """Return the tag of a field, which is in front of its value."""
+    """Return the tag of a field, which precedes the field's value."""
     return encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
 def replace_surrogates(text: str) -> str:
-    """Return a name as a message can carry it.
+    """Return a name in a form that a message can contain.
 
-    Names are the user's; an unpaired surrogate in one must not end the sender's thread.
+    Names come from the user; an unpaired surrogate in a name must not end the sender's thread.
     """
     return text if text.isascii() else text.encode(errors="replace").decode()
 
@@ -82,7 +83,7 @@ ENUM_VALUES: Mapping[type[Enum], Mapping[Any, Any]] = {
         )
     },
 }
-"""Values of the members in messages."""
+"""Number in messages of each member of an enumeration."""
 _ENUM_MEMBERS = {
     kind: {value: member for member, value in values.items()}
     for kind, values in ENUM_VALUES.items()
@@ -99,7 +100,7 @@ _UNKNOWN_TEXTS: Mapping[type[Enum], str] = {
 
 
 def parse_member(kind: type[Enum], value: object) -> Any:
-    """Return the member with that value in messages; ProtocolError when there is none."""
+    """Return the member that a number in messages stands for; ProtocolError if there is none."""
     member = _ENUM_MEMBERS[kind].get(value)
     if member is None:
         raise ProtocolError(f"{_UNKNOWN_TEXTS[kind]} {value!r}")
@@ -143,7 +144,9 @@ def _list_hints(kind: type, apart: tuple[str, ...]) -> Iterable[tuple[str, Any]]
 
 
 def _make_writer(hint: Any, replace: bool) -> _FieldConverter | None:
-    """Return what makes a field of a message of a value; None when it is the value itself."""
+    """Return the function that converts a value to a field of a message; None if the value is used
+    as it is.
+    """
     if hint is str:
         return replace_surrogates if replace else None
     if hint in ENUM_VALUES:
@@ -164,7 +167,9 @@ def _replace_in_mapping(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _make_reader(hint: Any) -> _FieldConverter | None:
-    """Return what makes a value of a field of a message; None when it is the field itself."""
+    """Return the function that converts a field of a message to a value; None if the field is used
+    as it is.
+    """
     if hint in ENUM_VALUES:
         return partial(parse_member, hint)
     if type(hint) is UnionType:
@@ -178,16 +183,18 @@ def _make_reader(hint: Any) -> _FieldConverter | None:
 
 
 MAX_NAME_CHARACTERS = 4096
-"""Characters of the name of an operator, a group, a job and the like."""
+"""Maximum characters of the name of an operator, a group, a job and the like."""
 MAX_LINE_CHARACTERS = 256
-"""Characters of the name of a host, a framework or a device."""
+"""Maximum characters of the name of a host, a framework or a device."""
 MAX_NOTES = 256
 NUMBER_LIMIT = 1 << 63
-"""Numbers from the wire are stored in signed 64-bit columns."""
+"""Numbers from the wire must be below this limit, because they are stored in signed
+64-bit columns.
+"""
 
 
 def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a text; ProtocolError when it is longer than `most` or contains a NUL."""
+    """Return a text; ProtocolError if it is longer than `most` or contains a NUL."""
     if len(text) > most:
         raise ProtocolError(f"{what} of {len(text)} characters, at most {most}")
     if "\0" in text:
@@ -196,13 +203,13 @@ def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
 
 
 def check_count(what: str, count: int, most: int) -> None:
-    """Raise ProtocolError when a count is above `most`."""
+    """Raise ProtocolError if a count is above `most`."""
     if count > most:
         raise ProtocolError(f"{count} {what}, at most {most}")
 
 
 def check_numbers(what: str, numbers: Iterable[int]) -> None:
-    """Raise ProtocolError when a number does not fit a signed column."""
+    """Raise ProtocolError if a number does not fit into a signed 64-bit column."""
     highest = max(numbers, default=0)
     if highest >= NUMBER_LIMIT:
         raise ProtocolError(f"{what}: the number {highest} is over {NUMBER_LIMIT - 1}")
@@ -216,7 +223,9 @@ def make_sendable(text: str, most: int = MAX_NAME_CHARACTERS) -> str:
 
 
 def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
-    """Return a text for people: cut, and with a mark for each unprintable character."""
+    """Return a text for people: cut to `most` characters, and with a mark for each
+    unprintable one.
+    """
     text = text[:most]
     if text.isprintable():
         return text
@@ -224,7 +233,9 @@ def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
 
 
 def make_notes_printable(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return sentences for people; above MAX_NOTES, the last one counts the rest."""
+    """Return sentences for people; if there are more than MAX_NOTES, the last one says how many are
+    left out.
+    """
     kept = [make_printable(note, MAX_NAME_CHARACTERS) for note in notes]
     if len(kept) <= MAX_NOTES:
         return tuple(kept)

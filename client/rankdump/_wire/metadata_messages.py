@@ -1,5 +1,5 @@
-"""Messages of event batches, graphs, operator arguments and call stacks, and frozen values, in both
-directions. Columns travel as packed numbers; bounds are checked on receipt.
+"""Conversion between messages of event batches, graphs, operator arguments and call stacks, and
+frozen values. Columns are sent as packed numbers; bounds are checked on receipt.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 MAX_MESSAGE_EVENTS = 1 << 20
-"""Most events of one message."""
+"""Maximum number of events in one message."""
 MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
-"""Ranks of all groups of one message."""
+"""Maximum number of ranks in all groups of one message."""
 MAX_UNSEEN_ENTRIES = 1 << 12
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
@@ -52,7 +52,9 @@ _INDEX_TYPE = "u4"
 
 
 def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.EventColumns:
-    """Return the message of a batch; without `names` when the stream carries them elsewhere."""
+    """Return the message of a batch of events; without `names` if the stream carries the names
+    elsewhere.
+    """
     columns = events.columns
     calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
     message = events_pb2.EventColumns(
@@ -84,14 +86,16 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
 def events_from_wire(
     message: events_pb2.EventColumns, texts: Sequence[str] | None = None
 ) -> EventColumns:
-    """Read a batch; ProtocolError when columns differ in length or an index is out of range.
+    """Convert the message of a batch of events; ProtocolError if columns differ in length or an
+    index is out of range.
 
-    A batch without names has indexes into `texts`.
+    A batch without names has indices into `texts`.
     """
     count = message.count
     if count > MAX_MESSAGE_EVENTS:
         raise ProtocolError(f"{count} events in one message, at most {MAX_MESSAGE_EVENTS}")
-    # A column of zeros is empty, except this one: it shows the real length of a batch.
+    # A column of zeros is sent as an empty one, except `position`, whose length is that of the
+    # batch.
     if len(message.position) != 8 * count:
         raise ProtocolError(f"{count} events have {len(message.position)} bytes of positions")
     _check_event_texts(message)
@@ -107,7 +111,7 @@ def events_from_wire(
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
         sent = "stream_source" if field == "source" and not own_names else field
         columns[field][calls] = _read_column(message, sent, len(calls), field)
-    # An outcome of a newer peer is not known here.
+    # An outcome that only a newer peer knows counts as unknown.
     columns["outcome"][columns["outcome"] > max(CallOutcome)] = CallOutcome.UNKNOWN
     names: Sequence[str] = tuple(message.names) or texts or ("",)
     for field in TEXT_COLUMNS:
@@ -144,7 +148,7 @@ def _pack_column(column: EventColumn, code: str) -> bytes:
 def _read_column(
     message: events_pb2.EventColumns, sent: str, count: int, field: str = ""
 ) -> EventColumn:
-    """Read a field of the message as the column `field`, by default of the same name."""
+    """Convert a field of the message to the column `field`, which by default has the same name."""
     field = field or sent
     column = _unpack_column(field, getattr(message, sent), EVENT_COLUMN_TYPES[field], count)
     if EVENT_COLUMN_TYPES[field] == "u8" and column.max(initial=0) >= NUMBER_LIMIT:
@@ -164,13 +168,15 @@ MAX_GRAPH_DIMENSIONS = 64
 
 
 def graph_part_to_wire(part: GraphPart) -> agent_pb2.GraphPart:
-    """Return the message of some nodes of a graph."""
+    """Return the message of a part of a graph."""
     graph = make_fields(part.graph, "number", replace=True)
     return agent_pb2.GraphPart(graph=part.graph.number, **graph, **make_fields(part, "graph"))
 
 
 def graph_part_from_wire(message: agent_pb2.GraphPart) -> GraphPart:
-    """Read some nodes of a graph; ProtocolError when a tensor has too many dimensions."""
+    """Convert the message of a part of a graph; ProtocolError if a tensor has too many
+    dimensions.
+    """
     graph = from_message(OperatorGraph, message, number=message.graph)
     of_nodes = (kind for node in graph.nodes for kind in node.outputs)
     for kind in chain(of_nodes, (each.type for each in graph.parameters)):
@@ -185,8 +191,9 @@ def arguments_to_wire(arguments: KernelArguments) -> agent_pb2.KernelArguments:
 
 
 def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
-    """Read arguments of operators."""
-    # By hand: there may be thousands, and `from_message` takes a seventh longer.
+    """Convert the message of arguments of operators."""
+    # The values are made directly, because there may be thousands and `from_message` takes a
+    # seventh longer.
     operators = tuple(
         OperatorArguments(each.graph, each.op_type, each.op_name, dict(each.values))
         for each in message.operators
@@ -201,7 +208,7 @@ def stacks_to_wire(stacks: CallStacks) -> agent_pb2.CallStacks:
 
 
 def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
-    """Read call stacks; ProtocolError when the columns do not match."""
+    """Convert the message of call stacks; ProtocolError if the columns do not match."""
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(

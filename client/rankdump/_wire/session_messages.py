@@ -1,8 +1,7 @@
-"""Messages of a session and frozen values, in both directions: requests, grants, records, rows of
-statistics and metadata. Every length and number from the wire is checked here.
+"""Conversion between messages of a session and frozen values: requests, grants, records, rows of
+statistics and metadata. Every length and every number from the wire is checked here.
 
-The kind of a record, which is the same in every step, is serialized once, and parsed and checked
-once.
+The kind of a record, which is the same in every step, is serialized, parsed and checked only once.
 """
 
 from __future__ import annotations
@@ -65,38 +64,40 @@ MAX_ARGUMENT_CHARACTERS = 1024
 MAX_TYPE_CHARACTERS = 64
 _MAX_KIND_BYTES = 1 << 16
 _NAME_INDEX = TensorKind._fields.index("op_name")
-# Some 10 MB, of the 100 that an idle agent may take.
+# These kinds take about 10 MB of the 100 MB that an idle agent may use.
 _MAX_REMEMBERED_KINDS = 1 << 14
 _MAX_REMEMBERED_BYTES = 1 << 10
 
 
 def kind_to_wire(kind: TensorKind) -> bytes:
-    """Return a kind as other messages contain it; equal kinds are equal bytes."""
+    """Return a kind as other messages contain it; equal kinds give equal bytes."""
     known = _serialized_kinds.get(id(kind))
     if known is not None and known[0] is kind:
         return known[1]
-    # Serialized parts of a message may be concatenated. A name may occur in the few kinds of one
-    # call only; the other fields of a kind occur in every call.
+    # Serialized parts of a message can be concatenated. The name is a part of its own, because it
+    # may occur in the few kinds of one call only, while the other fields occur in every call.
     return _serialize_nameless(*kind[:_NAME_INDEX], *kind[_NAME_INDEX + 1 :]) + _serialize_name(
         kind.op_name
     )
 
 
 _serialized_kinds: dict[int, tuple[TensorKind, bytes]] = {}
-"""By the identity of the kind, which hashes fastest; each is kept alive by its entry."""
+"""Serialized kinds by the identity of the kind, which hashes fastest; the entry keeps the kind
+alive.
+"""
 
 
 def remember_kind(kind: TensorKind) -> None:
-    """Serialize a kind now, for all records and rows that will refer to this very object.
+    """Serialize a kind now, for all records and rows that will refer to this object.
 
-    Not for kinds that occur once: this keeps them in memory.
+    It is not used for kinds that occur once, because they are kept in memory.
     """
     entry = kind, kind_to_wire(kind)
     remember(_serialized_kinds, id(kind), entry, _MAX_REMEMBERED_KINDS)
 
 
 def _serialize_name(op_name: str) -> bytes:
-    """Return the name of a kind as bytes: in an API dump every call has a name of its own."""
+    """Return the serialized name of a kind; in an API dump every call has its own name."""
     spelled = make_sendable(op_name).encode()
     return _NAME_TAG + encode_varint(len(spelled)) + spelled if spelled else b""
 
@@ -120,7 +121,7 @@ def _serialize_nameless(
     microbatch: int | None,
     phase: str,
 ) -> bytes:
-    """Return the other fields of a kind as bytes."""
+    """Return the serialized fields of a kind except its name."""
     return agent_pb2.TensorKind(
         graph=graph,
         op_type=make_sendable(op_type),
@@ -141,11 +142,12 @@ def _serialize_nameless(
 
 
 def kind_from_wire(data: bytes, model: str | None = None) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself or is too long.
+    """Parse a kind; ProtocolError if it contradicts itself or is too long.
 
-    With `model` it gets this name, or the name in the kind where that is empty.
+    `model`, if given, is the name of the kind's model; if it is empty, the name in the kind is
+    kept.
     """
-    # Long kinds are few, unless a sender means to fill this memory.
+    # Long kinds are not remembered: they are rare, unless a sender intends to fill this memory.
     read = _parse_remembered_kind if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind
     return read(data, model)
 
@@ -231,7 +233,7 @@ _SECRET_LENGTH_RANGE = (16, 64)
 
 
 def check_rank(what: str, rank: int) -> None:
-    """Raise ProtocolError when no job has a rank of that number."""
+    """Raise ProtocolError if no job can have a rank with this number."""
     if rank >= MAX_WORLD_SIZE:
         raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
 
@@ -242,7 +244,7 @@ def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionReq
 
 
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
-    """Read a request for a session; ProtocolError when it contradicts itself."""
+    """Convert a request for a session; ProtocolError if it contradicts itself."""
     if not message.session_id or not message.job_id:
         raise ProtocolError("a session needs a session id and a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
@@ -276,14 +278,14 @@ def _check_job_id(job_id: str) -> None:
 
 
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
-    """Return the message of the agent's answer."""
+    """Return the message of the agent's answer to a request for a session."""
     return agent_pb2.OpenSessionResponse(
         acknowledged_sequence=grant.acknowledged, **make_fields(grant, "acknowledged")
     )
 
 
 def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGrant:
-    """Read the agent's answer."""
+    """Convert the agent's answer to a request for a session."""
     return from_message(SessionGrant, message, acknowledged=message.acknowledged_sequence)
 
 
@@ -301,9 +303,9 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
 
 
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
-    """Read a record's head; ProtocolError when it contradicts itself.
+    """Convert the message of a record to its head; ProtocolError if it contradicts itself.
 
-    `net_name` is the plan's, which takes precedence over the name in the record.
+    `net_name` is that of the plan, which takes precedence over the name in the record.
     """
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= NUMBER_LIMIT or timestamp_us >= NUMBER_LIMIT:
@@ -329,7 +331,9 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
 
 
 def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
-    """Read rows of statistics; ProtocolError when the columns differ in length or are too long."""
+    """Convert the message of rows of statistics; ProtocolError if the columns differ in length or
+    are too long.
+    """
     lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
     if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
         raise ProtocolError(
@@ -365,7 +369,7 @@ def _check_fingerprints(fingerprints: Sequence[bytes], rows: int) -> None:
 
 
 def _read_kinds(kinds: Sequence[bytes]) -> tuple[TensorKind, ...]:
-    # A step has thousands: looking one up is a call of C.
+    # A step has thousands of kinds; `map` looks up each of them with one call of C.
     if max(map(len, kinds), default=0) <= _MAX_REMEMBERED_BYTES:
         return tuple(map(_parse_remembered_kind, kinds, repeat(None)))
     return tuple(map(kind_from_wire, kinds))
@@ -377,7 +381,9 @@ def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:
 
 
 def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
-    """Read a rank's timeouts; ProtocolError when they are too many, too long or not finite."""
+    """Convert the message of a rank's timeouts; ProtocolError if they are too many, too long or not
+    finite.
+    """
     for each in (message.variables, message.groups, message.limits):
         check_count("limits of time", len(each), MAX_TIMEOUTS)
     named = (text for group in message.groups for text in (group.group, group.backend))
@@ -396,19 +402,19 @@ def changed_plan_to_wire(changed: ChangedPlan) -> agent_pb2.ChangedPlan:
 
 
 def changed_plan_from_wire(message: agent_pb2.ChangedPlan) -> ChangedPlan:
-    """Read a changed plan; ProtocolError when it is not a valid one."""
+    """Convert the message of a changed plan; ProtocolError if it is not valid."""
     check_numbers("changed plan", (message.iteration,))
     check_count("bytes of a plan", len(message.plan_json), _MAX_PLAN_BYTES)
     return ChangedPlan(message.iteration, plan_from_json(message.plan_json))
 
 
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
-    """Read the end of an iteration; unknown reasons of drops are counted together."""
+    """Convert the message of the end of an iteration; unknown drop reasons are counted together."""
     return from_message(IterationEnd, message, dropped=reasons_from_wire(message.dropped))
 
 
 def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
-    """Read counts of drops by reason; ProtocolError when there are too many reasons."""
+    """Convert counts of drops by reason; ProtocolError if there are too many reasons."""
     check_count("reasons of drops", len(dropped), MAX_REASONS)
     counted: Counter[str] = Counter()
     for reason, count in dropped.items():
@@ -431,7 +437,7 @@ _METADATA_READERS: Mapping[str, Callable[[Any], MetadataItem]] = {
 
 
 def metadata_from_wire(frame: agent_pb2.Frame) -> MetadataItem:
-    """Read a frame that is neither record nor chunk."""
+    """Convert a frame that is neither a record nor a chunk of one."""
     body = frame.WhichOneof("body")
     if body is None or body not in _METADATA_READERS:
         raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")

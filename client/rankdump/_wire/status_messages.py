@@ -1,5 +1,5 @@
-"""Messages of status, execution order, findings, hints and metrics, and frozen values, in both
-directions.
+"""Conversion between messages of status, execution order, findings, hints and metrics, and frozen
+values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdump.wire.v1 import coordinator_pb2, metrics_pb2, status_pb2
 
 
 def session_to_wire(session: SessionStatus) -> status_pb2.SessionStatus:
-    """Return the message of one session's state."""
+    """Return the message of the status of one session."""
     return status_pb2.SessionStatus(**make_fields(session))
 
 
@@ -49,7 +49,7 @@ def timeout_hint_to_wire(hint: TimeoutHint) -> status_pb2.TimeoutHint:
 
 
 def entry_to_wire(entry: OrderEntry) -> coordinator_pb2.OrderEntry:
-    """Return the message of one line of the global order."""
+    """Return the message of one entry of the global execution order."""
     return coordinator_pb2.OrderEntry(**make_fields(entry))
 
 
@@ -62,13 +62,13 @@ entry_from_wire = partial(from_message, OrderEntry)
 
 
 def agent_to_wire(agent: AgentStatus) -> status_pb2.AgentStatus:
-    """Return the message of an agent as its coordinator knows it."""
+    """Return the message of an agent's status, as its coordinator knows it."""
     clock = {f"clock_{name}": value for name, value in make_fields(agent.clock).items()}
     return status_pb2.AgentStatus(**make_fields(agent, "clock"), **clock)
 
 
 def agent_from_wire(message: status_pb2.AgentStatus) -> AgentStatus:
-    """Read an agent as its coordinator knows it."""
+    """Convert the message of an agent's status, as its coordinator knows it."""
     clock = ClockEstimate(
         message.clock_offset_us, message.clock_error_us, message.clock_steps, message.clock_known
     )
@@ -76,13 +76,13 @@ def agent_from_wire(message: status_pb2.AgentStatus) -> AgentStatus:
 
 
 def view_to_wire(view: StatusView) -> status_pb2.StatusView:
-    """Return the message of the whole picture."""
+    """Return the message of a complete status."""
     agents = map(agent_to_wire, view.agents)
     return status_pb2.StatusView(agents=agents, **make_fields(view, "agents"))
 
 
 def view_from_wire(message: status_pb2.StatusView) -> StatusView:
-    """Read the whole picture."""
+    """Convert the message of a complete status."""
     agents = tuple(map(agent_from_wire, message.agents))
     return from_message(StatusView, message, agents=agents)
 
@@ -94,5 +94,5 @@ def samples_to_wire(samples: Iterable[MetricSample]) -> metrics_pb2.MetricsRespo
 
 
 def samples_from_wire(message: metrics_pb2.MetricsResponse) -> list[MetricSample]:
-    """Read metrics."""
+    """Convert the message of metrics."""
     return [from_message(MetricSample, sample) for sample in message.samples]
