@@ -1,6 +1,6 @@
-"""Kernels: loops over the elements of tensors, compiled where the installation has a C compiler.
+"""Kernels: loops over the elements of tensors, compiled if the installation has a C compiler.
 
-Statistics, fingerprints, and copies between orders of axes. `native.c` and what it includes are the
-compiled ones, `numpy_twin.py` has the same functions without them. The compiled ones also write a
-small file by one call.
+They compute statistics and fingerprints, and copy between orders of axes. The compiled kernels are
+in `native.c` and the files that it includes; `numpy_twin.py` has the same functions in numpy. The
+compiled module also writes a small file with one call.
 """

@@ -17,9 +17,11 @@ from rankdump._kernels.element_moments import (
 from rankdump._kernels.kernel_functions import KERNELS
 
 MIN_STREAMED_BYTES = 1 << 16
-"""Size from which a copy past the caches is faster, its target being shared memory."""
+"""Size in bytes from which a copy that bypasses the caches is faster if its target is shared
+memory.
+"""
 _BLOCK_ELEMENTS = 1 << 16
-"""Elements copied at a time where they are not contiguous, or of another type."""
+"""Number of elements that are copied at a time if they are not contiguous or of another type."""
 
 
 def measure_array(flat: npt.NDArray[Any], parts: int = ALL_PARTS) -> ElementMoments:
@@ -38,15 +40,17 @@ def measure_array(flat: npt.NDArray[Any], parts: int = ALL_PARTS) -> ElementMome
 
 
 def _copy_block(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy that kernels read; what they have no code for becomes float64."""
+    """Return a copy of a block that kernels can read; types without a kernel code
+    become float64.
+    """
     name = str(block.dtype)
     return np.array(block, name if name in ELEMENT_CODES else "float64", order="C")
 
 
 def copy_array(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-    """Copy the elements of an array, bit by bit, into another one, which does not overlap it.
+    """Copy the elements of an array, bit by bit, into another array that does not overlap it.
 
-    ValueError when shapes or sizes of elements differ, or the target is read-only.
+    ValueError if shapes or item sizes differ, or if the target is read-only.
     """
     if target.shape != source.shape or target.itemsize != source.itemsize:
         raise ValueError(
@@ -65,9 +69,9 @@ def copy_array(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
 
 
 def stream_memory(target: memoryview, address: int) -> None:
-    """Copy bytes from an address into `target`, which they fill, with stores that bypass the CPU
-    cache. So the processor does not read what it overwrites, and the data of the job stays in the
-    cache. ValueError for a read-only target.
+    """Fill `target` with bytes from an address, by stores that bypass the CPU caches. So the
+    processor does not read the memory that it overwrites, and the data of the job stays in the
+    caches. ValueError for a read-only target.
     """
     if target.readonly:
         raise ValueError("the target is read-only")

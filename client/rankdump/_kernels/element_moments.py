@@ -1,5 +1,5 @@
-"""Moments of elements, which statistics are made of, and the codes by which kernels know element
-types; addresses of the elements of arrays. Pure.
+"""Moments of elements, from which statistics are computed; the codes of element types in kernels;
+and addresses of the elements of arrays. Pure.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ ELEMENT_CODES = {
         ("bool", *_INTEGERS, "float16", "bfloat16", "float32", "float64"),
     )
 }
-"""Code of each element type that kernels read; the order is that of `kernels.h`."""
+"""Code of each element type that kernels read, in the order of `kernels.h`."""
 
 EXTREMES, SUMS, COUNTS = 1, 2, 4
-"""Parts of the moments, to be added; each is a loop over the elements."""
+"""Flags of the parts of the moments, to be added; each part is a loop over the elements."""
 ALL_PARTS = EXTREMES | SUMS | COUNTS
 
 
 class ElementMoments(NamedTuple):
-    """Results of one pass over the elements, in float64. What was not asked for is undefined.
+    """Results of one pass over the elements, in float64. Parts that were not requested are
+    undefined.
 
     Every element counts as a float64, to which 64-bit integers are rounded, and a byte of a bool
     above zero as one. All but the sums are exact. With u = 2**-53, n elements and no overflow, the
@@ -40,7 +41,9 @@ class ElementMoments(NamedTuple):
 
     size: int = 0
     maximum: float = -math.inf
-    """NaN when an element is NaN; minus infinity when there is no element. 0.0 is above -0.0."""
+    """Largest element; NaN if an element is NaN, minus infinity if there is no element. 0.0 is
+    above -0.0.
+    """
     minimum: float = math.inf
     total: float = 0.0
     squares: float = 0.0
@@ -48,14 +51,14 @@ class ElementMoments(NamedTuple):
     positive_infinities: int = 0
     negative_infinities: int = 0
     positives: int = 0
-    """Elements above zero, infinity among them."""
+    """Number of elements above zero, including infinity."""
     negatives: int = 0
     zeros: int = 0
-    """Elements equal to zero, of either sign."""
+    """Number of elements equal to zero, of either sign."""
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean; NaN when there is no element."""
+        """Arithmetic mean; NaN if there is no element."""
         return self.total / self.size if self.size else math.nan
 
     @property
@@ -69,7 +72,7 @@ class ElementMoments(NamedTuple):
 
 
 PACKED_MOMENTS = Struct("=q4d6q")
-"""The fields of `ElementMoments` in order, as `kernels.h` lays them out."""
+"""Binary form of the fields of `ElementMoments`, in order, as in `kernels.h`."""
 
 
 def merge_moments(parts: Sequence[ElementMoments]) -> ElementMoments:
@@ -77,7 +80,8 @@ def merge_moments(parts: Sequence[ElementMoments]) -> ElementMoments:
     if not parts:
         return ElementMoments()
     size, maxima, minima, *sums = zip(*parts, strict=True)
-    # The larger of -x and -y is the negative of the smaller of x and y.
+    # The minimum is computed as a maximum: the larger of -x and -y is the negative of the smaller
+    # of x and y.
     minimum = -_find_maximum([-minimum for minimum in minima])
     return ElementMoments(sum(size), _find_maximum(maxima), minimum, *map(sum, sums))
 
@@ -89,7 +93,7 @@ def _find_maximum(numbers: Sequence[float]) -> float:
 
 
 class _MemoryDescription:
-    """Memory as numpy takes it from other libraries."""
+    """Description of memory in the form in which numpy accepts it from other libraries."""
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.__array_interface__ = description
@@ -101,7 +105,7 @@ def view_memory(
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None = None,
 ) -> npt.NDArray[Any]:
-    """Return an array over memory, which the caller keeps alive; strides in bytes."""
+    """Return an array over memory, which the caller keeps alive; `strides` are in bytes."""
     if not math.prod(shape):
         return np.empty(shape, dtype)
     description: dict[str, Any] = {
@@ -115,5 +119,5 @@ def view_memory(
 
 
 def find_address(array: npt.NDArray[Any]) -> int:
-    """Return the address of the first element; faster than `array.ctypes`."""
+    """Return the address of the first element; this is faster than `array.ctypes`."""
     return array.__array_interface__["data"][0]

@@ -1,12 +1,12 @@
 /* Fingerprint of a shard: a digest, a sketch and moments that add up over the shards of a tensor, in
    any partition and order.
 
-   An element at global index g of the tensor, C order, has the hash h = splitmix64(g). The digest is the
-   sum of (h | 1) * (bits + 1) modulo 2**64, where bits are those of the element; the factor is odd, so a
-   change of one element always shows. The sketch is a CountSketch (Charikar, Chen and Farach-Colton,
-   2002): the element adds its value to bucket h >> 58, with a negative sign where bit 57 of h is set.
-   The distance of two sketches estimates that of the tensors. Elements that are not finite count in the
-   digest and the moments alone.
+   An element with the global index g in the tensor, in C order, has the hash h = splitmix64(g). The
+   digest is the sum of (h | 1) * (bits + 1) modulo 2**64, where bits are those of the element; the
+   factor is odd, so a change of one element always changes the digest. The sketch is a CountSketch
+   (Charikar, Chen and Farach-Colton, 2002): the element adds its value to bucket h >> 58, with a
+   negative sign if bit 57 of h is set. The distance of two sketches estimates the distance of the
+   tensors. Elements that are not finite count only in the digest and the moments.
 
    splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014. */
 
@@ -14,7 +14,7 @@
 
 #define GOLDEN_GAMMA 0x9e3779b97f4a7c15
 
-/* Steps of the index are steps of its product with the constant, modulo 2**64. */
+/* A step of the index is a step of its product with the constant, modulo 2**64. */
 static void hash_run(uint64_t first, uint64_t stride, int count, uint64_t *hashes)
 {
     uint64_t state = (first + 1) * GOLDEN_GAMMA;
@@ -26,7 +26,8 @@ static void hash_run(uint64_t first, uint64_t stride, int count, uint64_t *hashe
     }
 }
 
-/* Where a shard is gone through: the run of the innermost dimension, and what is done of it. */
+/* Position within a shard: the current run along the innermost dimension, and how much of it is
+   done. */
 struct position {
     int64_t indices[MAX_DIMENSIONS];
     uint64_t run;
@@ -125,8 +126,8 @@ static void clear_nonfinite(uint64_t *values, int count)
         values[i] = (values[i] & INT64_MAX) < 0x7ff0000000000000 ? values[i] : 0;
 }
 
-/* The buckets of a block are added to those of the shard as a whole: a few additions more, and sums
-   of which the error hardly grows with the size of the tensor. */
+/* The buckets of a block are added to those of the shard at once: this costs a few more additions,
+   but the error of the sums hardly grows with the size of the tensor. */
 static void add_to_sketch(const uint64_t *values, int count, const uint64_t *hashes, double *sketch)
 {
     double buckets[SKETCH_BUCKETS] = {0};

@@ -1,9 +1,10 @@
-"""The kernels in use: the compiled ones where the installation has them, else those of numpy.
+"""The kernels in use: the compiled ones if the installation has them, else those of numpy.
 
-The variable RANKDUMP_KERNELS chooses: `numpy`, or a variant of the compiled ones (`plain`, `avx2`,
-`avx512`).
-Functions take addresses and sizes, so that measuring a small tensor makes no objects; callers keep
-the memory alive, and as large as they say.
+The variable RANKDUMP_KERNELS selects `numpy`, or a variant of the compiled kernels (`plain`,
+`avx2`, `avx512`).
+
+Functions take addresses and sizes, so that measuring a small tensor creates no objects. Callers
+must keep the memory alive, and it must have the given size.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ KERNELS_VARIABLE = "RANKDUMP_KERNELS"
 _NUMPY = "numpy"
 
 FoundMoments: TypeAlias = "tuple[int, float, float, float, float, int, int, int, int, int, int]"
-"""Fields of `ElementMoments`, in order."""
+"""The fields of `ElementMoments` in order."""
 FoundFingerprint: TypeAlias = "tuple[int, bytes, FoundMoments]"
-"""Digest, the 64 float64 of the sketch, moments."""
+"""Digest, sketch as 64 float64 numbers, and moments."""
 
 
 class KernelFunctions(Protocol):
-    """Functions that the compiled module and numpy's twin of it have."""
+    """Functions that both the compiled module and its twin in numpy have."""
 
     def measure_elements(
         self, data: int | bytes, count: int, code: int, parts: int, /
@@ -31,7 +32,7 @@ class KernelFunctions(Protocol):
         ...
 
     def pack_moments(self, data: int | bytes, count: int, code: int, parts: int, /) -> bytes:
-        """Return the moments of elements as `PACKED_MOMENTS` packs them: one object for a tensor,
+        """Return the moments of elements in the form `PACKED_MOMENTS`: one object for each tensor,
         which the garbage collector does not visit.
         """
         ...
@@ -49,7 +50,7 @@ class KernelFunctions(Protocol):
         first: int,
         /,
     ) -> FoundFingerprint:
-        """Return the fingerprint of elements in C order, of 1 to 32 dimensions.
+        """Return the fingerprint of elements in C order, with 1 to 32 dimensions.
 
         Element (i, j, ...) has the global index first + i * strides[0] + j * strides[1] + ...
         """
@@ -69,44 +70,50 @@ class KernelFunctions(Protocol):
         ...
 
     def stream_memory(self, target: int, source: int, byte_count: int, /) -> None:
-        """Copy bytes between addresses past the caches, which is faster for a large target that is
-        not in them, and slower where somebody reads it at once; ValueError below 0.
+        """Copy bytes between addresses with stores that bypass the caches. This is faster for a
+        large target that is not in the caches, and slower if the target is read soon. ValueError
+        for a negative size.
         """
         ...
 
     def read_memory(self, address: int, byte_count: int, /) -> bytes:
-        """Return a copy of a few bytes, with the interpreter's lock held; ValueError below 0."""
+        """Return a copy of a few bytes, while holding the interpreter's lock; ValueError for a
+        negative size.
+        """
         ...
 
     def read_strided(
         self, address: int, item_bytes: int, extents: tuple[int, ...], steps: tuple[int, ...], /
     ) -> bytes:
-        """Return a copy of a few elements in C order, with the interpreter's lock held.
+        """Return a copy of a few elements in C order, while holding the interpreter's lock.
 
-        Steps from one element to the next are counted in elements, as torch counts them.
+        `steps` are distances between neighbours, counted in elements as torch does.
         """
         ...
 
     def encode_varint(self, number: int, /) -> bytes:
         """Return the varint of a number (Protocol Buffers, Encoding: base 128).
 
-        OverflowError below 0 and from 2^64 on.
+        OverflowError for a number below 0 or from 2^64 on.
         """
         ...
 
 
 class SmallFileWriter(Protocol):
-    """Makes the small files of a batch by one call of C, where Python needs six for each."""
+    """Writes the small files of a batch with one call of C, where Python would need six calls for
+    each.
+    """
 
     def __call__(
         self, folder: int, mode: int, files: Sequence[tuple[str, str, bytes]], /
     ) -> list[tuple[int, int, int] | int]:
-        """Make files in an open folder, each of a mark, its name and its bytes.
+        """Write files into an open folder; each file is given by a mark, its name and its bytes.
 
-        Return inode, size and time of change in ns of each, or the number of the error for which
-        it could not be made. A file has the hidden name `.MARK.tmp` until it is complete, and after
-        an error nothing is left: EEXIST says that its name is taken, EINVAL or ENOSYS that the
-        system cannot rename a file without replacing another, EILSEQ that it cannot have its name.
+        Return for each file its inode, size and time of change in nanoseconds, or the number of the
+        error that prevented it. A file has the hidden name `.MARK.tmp` until it is complete, and
+        after an error nothing is left. EEXIST says that the name is taken, EINVAL or ENOSYS that
+        the system cannot rename a file without replacing another, EILSEQ that a file cannot have
+        this name.
         """
         ...
 
@@ -118,17 +125,17 @@ _COMPILED_FUNCTIONS = (
 
 
 class LoadedKernels(NamedTuple):
-    """Functions, and the words that tell which ones they are."""
+    """Kernel functions, and a text that says which ones they are."""
 
     functions: KernelFunctions
     description: str
-    """For `--version`."""
+    """Text about the kernels, for `--version`."""
     is_compiled: bool
     write_small_files: SmallFileWriter | None = None
-    """None where nothing is compiled."""
+    """Function that writes small files; None if nothing is compiled."""
 
     def explain_slowness(self) -> str:
-        """Return the text for a log when the kernels are not compiled; empty when they are."""
+        """Return a text for the log if the kernels are not compiled; empty if they are."""
         if self.is_compiled:
             return ""
         return (
@@ -138,7 +145,9 @@ class LoadedKernels(NamedTuple):
 
 
 def load_kernels(wanted: str) -> LoadedKernels:
-    """Return the kernels that the variable names; the fastest ones for an empty text."""
+    """Return the kernels that the variable RANKDUMP_KERNELS names; the fastest ones if
+    it is empty.
+    """
     if wanted == _NUMPY:
         return _load_numpy(f"{KERNELS_VARIABLE} is {_NUMPY!r}")
     try:
@@ -148,7 +157,7 @@ def load_kernels(wanted: str) -> LoadedKernels:
     except ImportError as error:
         return _load_numpy(str(error))
     if any(not hasattr(native, name) for name in _COMPILED_FUNCTIONS):
-        # As in a working copy, until it is compiled again.
+        # This occurs in a working copy until it is compiled again.
         return _load_numpy("the compiled module is older than the library: install it again")
     if wanted and not native.select_variant(wanted):
         return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
@@ -163,4 +172,4 @@ def _load_numpy(reason: str) -> LoadedKernels:
 
 
 KERNELS = load_kernels(os.environ.get(KERNELS_VARIABLE, ""))
-"""Loaded once for a process."""
+"""The kernels of this process, which are loaded once."""

@@ -1,8 +1,9 @@
-/* What the files of the compiled kernels share: element types, moments, and the functions of one
-   variant. Each file of kernels is compiled once for every variant, with KERNEL_VARIANT as the end of
-   its names and with the flags of its instructions; native.c chooses one when it is loaded.
+/* Common declarations of the compiled kernels: element types, moments, and the functions of one
+   variant. Each file of kernels is compiled once for every variant, with KERNEL_VARIANT as the end
+   of its function names and with the compiler flags of the variant's instructions; native.c chooses
+   a variant when it is loaded.
 
-   Elements may lie at any address. They are read as unsigned words of their size through types that
+   Elements may be at any address. They are read as unsigned words of their size, through types that
    may alias others and need no alignment. */
 
 #ifndef RANKDUMP_KERNELS_H
@@ -12,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The order is that of ELEMENT_CODES in element_codes.py. */
+/* The order is that of ELEMENT_CODES in element_moments.py. */
 enum element_code {
     ELEMENT_BOOL, ELEMENT_INT8, ELEMENT_INT16, ELEMENT_INT32, ELEMENT_INT64,
     ELEMENT_UINT8, ELEMENT_UINT16, ELEMENT_UINT32, ELEMENT_UINT64,
@@ -22,7 +23,7 @@ enum element_code {
 
 static const unsigned char element_bytes[ELEMENT_CODES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
 
-/* Loops of one block, which needed results select. */
+/* Loops over one block; the requested results select them. */
 enum moment_part { PART_EXTREMES = 1, PART_SUMS = 2, PART_COUNTS = 4 };
 
 struct moments {
@@ -32,7 +33,7 @@ struct moments {
 
 #define EMPTY_MOMENTS ((struct moments){.maximum = -INFINITY, .minimum = INFINITY})
 
-/* Elements that a loop goes through before the next loop does: at most 8 KiB. */
+/* Number of elements that one loop processes before the next loop does: at most 8 KiB. */
 #define BLOCK_ELEMENTS 1024
 
 #define SKETCH_BUCKETS 64
@@ -44,7 +45,7 @@ struct fingerprint {
     struct moments moments;
 };
 
-/* The extents of a shard in memory, C order, and the steps of its global indices. */
+/* Extents of a shard in memory (C order), and the steps of its global indices. */
 struct shard {
     int dimensions;
     int64_t extents[MAX_DIMENSIONS];
@@ -52,7 +53,7 @@ struct shard {
     uint64_t first;
 };
 
-/* One copy between two arrays of the same extents; strides in bytes. */
+/* One copy between two arrays with the same extents; strides are in bytes. */
 struct strided_copy {
     int dimensions;
     int64_t item_bytes;

@@ -1,9 +1,9 @@
-/* The compiled kernels as a Python module of the limited API: its functions take addresses and sizes as
-   whole numbers, choose the variant for this processor, and release the interpreter's lock for large
+/* The compiled kernels as a Python module of the limited API. Its functions take addresses and sizes
+   as integers, use the variant for this processor, and release the interpreter's lock for large
    inputs. Callers keep the memory alive. numpy_twin.py has the same functions.
 
-   A module that is built with a new Python is used with older ones as well. There Py_RETURN_NONE and its
-   like take no reference, and formats with a size are other functions: neither is used. */
+   A module that was built with a new Python is also used with older ones. There, Py_RETURN_NONE and
+   similar macros take no reference, and formats with a size are other functions, so neither is used. */
 
 #define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN
@@ -18,10 +18,12 @@
 #include <cpuid.h>
 #endif
 
-/* Below this the lock is kept: another thread may keep it for longer than the kernel runs. */
+/* Size in bytes below which the lock is kept: another thread might keep it for longer than the
+   kernel runs. */
 #define RELEASED_BYTES (1 << 18)
 
-/* A copy of fewer bytes takes a tenth of a millisecond, and to get the lock back may take longer. */
+/* Size in bytes below which a copy keeps the lock: such a copy takes a tenth of a millisecond at
+   most, and getting the lock back may take longer. */
 #define RELEASED_COPY_BYTES (1 << 21)
 
 #define RUN_RELEASED(is_released, call)                                                            \
@@ -46,7 +48,7 @@ struct variant {
     {#name, measure_elements_##name, fingerprint_shard_##name, copy_strided_##name,                \
      stream_memory_##name}
 
-/* The first one runs everywhere, the last one is the fastest. */
+/* Variants: the first one runs on every processor, the last one is the fastest. */
 static const struct variant variants[] = {
     VARIANT_OF(plain),
 #ifdef HAS_AVX2
@@ -92,7 +94,7 @@ static int check_count(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
-/* Elements in memory, or in a bytes object of at least their size. */
+/* Reads arguments that give elements in memory, or in a bytes object of at least their size. */
 static int read_elements(PyObject *data, PyObject *count, PyObject *code,
                          const unsigned char **elements, int64_t *found_count, int *found_code)
 {
@@ -133,7 +135,8 @@ static int read_numbers(PyObject *tuple, int64_t *numbers, Py_ssize_t count)
     return 1;
 }
 
-/* The extents of an array, of 1 to MAX_DIMENSIONS axes, none below zero; -1 with an error set. */
+/* Reads the extents of an array, which has 1 to MAX_DIMENSIONS axes and no negative extent; returns
+   -1 with an error set. */
 static int read_extents(PyObject *tuple, int64_t *extents)
 {
     const Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
@@ -169,7 +172,8 @@ static PyObject *build_moments(int64_t count, const struct moments *m)
     PyObject *tuple = PyTuple_New(11);
     if (!tuple)
         return NULL;
-    /* An item that could not be made is NULL, which leaves an error and ends in one here. */
+    /* If an item could not be created, it is NULL and an error is set, which the function reports at
+       its end. */
     PyTuple_SetItem(tuple, 0, PyLong_FromLongLong(count));
     for (int i = 0; i < 4; i++)
         PyTuple_SetItem(tuple, 1 + i, PyFloat_FromDouble(numbers[i]));
@@ -314,7 +318,7 @@ static PyObject *read_memory(PyObject *self, PyObject *const *arguments, Py_ssiz
     return PyBytes_FromStringAndSize(address, bytes);
 }
 
-/* Strides of elements that lie in C order, and their bytes; -1 where these are too many. */
+/* Sets the strides of elements in C order, and returns their bytes; -1 if there are too many. */
 static int64_t pack_strides(struct strided_copy *plan)
 {
     int64_t bytes = plan->item_bytes;
@@ -365,7 +369,7 @@ static PyObject *encode_varint(PyObject *self, PyObject *number)
     return PyBytes_FromStringAndSize(bytes, count);
 }
 
-/* The texts that a `struct small_file` points into. */
+/* The texts that a `struct small_file` points to. */
 struct small_file_texts {
     PyObject *mark, *name;
 };
@@ -384,7 +388,7 @@ static void read_small_file(PyObject *given, struct small_file *file, struct sma
         file->bytes = (size_t)bytes;
         file->error = 0;
     }
-    PyErr_Clear(); /* The caller finds out why, and writes the others. */
+    PyErr_Clear(); /* The caller determines the reason, and writes the other files. */
 }
 
 static PyObject *describe_small_file(const struct small_file *file)
@@ -434,7 +438,7 @@ static PyObject *write_small_files(PyObject *self, PyObject *const *arguments, P
         return NULL;
     const int folder = (int)PyLong_AsLong(arguments[0]);
     const mode_t mode = (mode_t)PyLong_AsLong(arguments[1]);
-    /* A copy, whose items no other thread can replace. */
+    /* The list is copied, so that no other thread can replace its items. */
     PyObject *files = PyErr_Occurred() ? NULL : PySequence_List(arguments[2]);
     if (!files)
         return NULL;

@@ -1,7 +1,8 @@
-"""The kernels in numpy, for installations without compiled ones. Pure.
+"""The kernels in numpy, for installations without compiled kernels. Pure.
 
-The functions are those of `native.c`, with the same results; sums are added in another order. Every
-array is a view of memory at an address, in blocks that stay in a core's cache between the passes.
+The functions are those of `native.c`, with the same results, except that sums are added in another
+order. Every array is a view of memory at an address, in blocks that stay in a core's cache between
+the passes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
 
 _BLOCK_ELEMENTS = 1 << 17
 _PART_ELEMENTS = 1 << 16
-"""Elements held as float64 at a time."""
+"""Number of elements that are held as float64 at a time."""
 _ROW_ELEMENTS = 1 << 13
-"""Elements in one product: for more, libraries for linear algebra start threads of their own."""
+"""Number of elements in one product: for more, libraries for linear algebra start threads of their
+own.
+"""
 _CACHE_LINE_BYTES = 64
 
 _NAMES = tuple(ELEMENT_CODES)
@@ -68,7 +71,7 @@ def _measure_blocks(elements: npt.NDArray[Any], code: int, parts: int) -> Elemen
 
 
 def _make_comparable(block: npt.NDArray[Any], code: int) -> npt.NDArray[Any]:
-    """Return a block as numbers that processors compare fast, which is exact."""
+    """Return a block as numbers of a type that processors compare fast; the conversion is exact."""
     if code == _BFLOAT16:
         return _widen_halves(block)
     if block.dtype.char == "e":
@@ -81,8 +84,8 @@ def _widen_halves(halves: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
 
 
 def _measure_block(values: npt.NDArray[Any], parts: int) -> ElementMoments:
-    # Extremes and signs need no float64, as converting keeps the order of elements. They come
-    # first, because reading alone brings a block into the cache fastest.
+    # Extremes and signs need no float64, because the conversion keeps the order of elements. They
+    # come first, because a loop that only reads brings a block into the cache fastest.
     found: dict[str, Any] = {}
     if parts & EXTREMES:
         found["maximum"], found["minimum"] = _find_extremes(values)
@@ -96,7 +99,8 @@ def _measure_block(values: npt.NDArray[Any], parts: int) -> ElementMoments:
 def _find_extremes(values: npt.NDArray[Any]) -> tuple[float, float]:
     high, low = float(np.maximum.reduce(values)), float(np.minimum.reduce(values))
     if values.dtype.kind == "f" and 0.0 in {high, low}:
-        # Nothing is beyond a zero that is an extreme, so only zeros have the other sign.
+        # If the extreme is a zero, only zeros can have the other sign, so the signs of all elements
+        # decide.
         signs = np.signbit(values)
         high = -0.0 if high == 0 and signs.all() else high + 0.0
         low = -0.0 if low == 0 and signs.any() else low + 0.0
@@ -113,10 +117,11 @@ def _count_elements(values: npt.NDArray[Any]) -> dict[str, int]:
 
 
 class _Float64Buffer:
-    """Reused memory for elements as float64, which costs no page faults."""
+    """Memory for elements as float64 that is reused, so that it causes no page faults."""
 
     def __init__(self) -> None:
-        # Products of rows that begin within a line of the cache take a third longer.
+        # Rows are aligned to cache lines: products of rows that begin within a line take a third
+        # longer.
         memory = np.empty(_PART_ELEMENTS + _CACHE_LINE_BYTES // 8)
         first = -memory.ctypes.data % _CACHE_LINE_BYTES // 8
         self._memory = memory[first : first + _PART_ELEMENTS]
@@ -125,7 +130,7 @@ class _Float64Buffer:
         self._products = np.empty((len(self._rows), 1, 1))
 
     def add(self, values: npt.NDArray[Any]) -> tuple[float, float]:
-        """Return the sum of the elements, and that of their squares."""
+        """Return the sum of the elements, and the sum of their squares."""
         total = squares = 0.0
         for at in range(0, values.size, _PART_ELEMENTS):
             part = values[at : at + _PART_ELEMENTS]
@@ -136,7 +141,7 @@ class _Float64Buffer:
         return total, squares
 
     def _multiply(self, held: npt.NDArray[np.float64]) -> float:
-        """Return the sum of the squares: each row multiplied with itself."""
+        """Return the sum of the squares, computed as products of each row with itself."""
         if held.size <= _ROW_ELEMENTS:
             return float(held.dot(held))
         count = held.size // _ROW_ELEMENTS
@@ -146,7 +151,7 @@ class _Float64Buffer:
 
 
 _IDLE_BUFFERS: list[_Float64Buffer] = []
-"""Buffers not in use: as many as threads ever needed at once, less those in use."""
+"""Buffers that are not in use. There are as many buffers as threads ever needed at once."""
 
 
 def _run_with_buffer(
@@ -173,7 +178,9 @@ def widen_bfloat16(target: int, source: int, count: int) -> None:
 # -- fingerprints
 
 _HASH_ELEMENTS = 1 << 10
-"""Elements whose buckets are added before those of the next ones, as in `kernels.h`."""
+"""Number of elements whose buckets are added before those of the next elements, as in
+`kernels.h`.
+"""
 _BUCKETS = 64
 
 
@@ -225,10 +232,11 @@ def _hash_indices(indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 _PAGE_BYTES = 4096
 _CACHED_LINES = 4096
-"""Cache lines that stay in a core's cache."""
+"""Number of cache lines that stay in a core's cache."""
 _DISTANT_TILE = 128, 16
-"""Elements that follow each other in the source, and in the target, where neighbours of the target
-are pages apart in the source: more pages would not stay in the cache."""
+"""Shape of a tile if neighbours in the target are pages apart in the source: numbers of elements
+along the source and along the target. More pages would not stay in the cache.
+"""
 
 
 def read_memory(address: int, byte_count: int) -> bytes:
@@ -247,7 +255,7 @@ def read_strided(
 
 
 def encode_varint(number: int) -> bytes:
-    """Return the varint of a number; twin of the compiled one."""
+    """Return the varint of a number (twin of the compiled function)."""
     if not 0 <= number < 1 << 64:
         raise OverflowError(f"{number} is no number of 64 bits")
     groups: list[int] = []
@@ -271,7 +279,8 @@ def copy_strided(
     item = f"V{item_bytes}"
     placed = view_memory(target, item, extents, target_strides).squeeze()
     found = view_memory(source, item, extents, source_strides).squeeze()
-    # Elements that lie together on both sides are copied as one: one step of numpy, not sixteen.
+    # Elements that are adjacent on both sides are copied as one, in one step of numpy instead of
+    # sixteen.
     if placed.ndim and placed.strides[-1] == found.strides[-1] == item_bytes:
         run = np.dtype((np.void, placed.shape[-1] * item_bytes))
         placed, found = placed.view(run)[..., 0], found.view(run)[..., 0]
@@ -280,7 +289,7 @@ def copy_strided(
 
 
 def stream_memory(target: int, source: int, byte_count: int) -> None:
-    """Copy bytes between addresses; ValueError below 0."""
+    """Copy bytes between addresses; ValueError for a negative size."""
     if byte_count < 0:
         raise ValueError(f"{byte_count} bytes are not allowed")
     np.copyto(
@@ -289,7 +298,8 @@ def stream_memory(target: int, source: int, byte_count: int) -> None:
 
 
 def _split_copy(source: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of a copy so small that each line stays in the cache until its last use.
+    """Yield parts of a copy that are so small that each cache line stays in the cache until its
+    last use.
 
     numpy goes through the target in order, and so reads neighbours in the source at times that are
     far apart.

@@ -1,5 +1,5 @@
-"""Fingerprints of tensors, which add up over shards: equal tensors have equal ones, and the
-distance of two estimates that of the tensors. Pure.
+"""Fingerprints of tensors, which add up over shards: equal tensors have equal fingerprints, and the
+distance of two fingerprints estimates the distance of the tensors. Pure.
 
     digest   sum of (h | 1) * (bits + 1) modulo 2**64, h = splitmix64(global index of the element)
     sketch   64 sums: each element adds to bucket h >> 58, negated where bit 57 of h is set
@@ -32,12 +32,12 @@ class ShardFingerprint(NamedTuple):
     """Fingerprint of a tensor or a shard of it."""
 
     digest: int
-    """0 to 2**64 - 1; that of a shard counts the global indices of its elements."""
+    """Digest from 0 to 2**64 - 1; that of a shard uses the global indices of its elements."""
     sketch: npt.NDArray[np.float64]
     moments: ElementMoments
 
     def merge_with(self, other: ShardFingerprint) -> ShardFingerprint:
-        """Return the fingerprint of two shards without common elements, together."""
+        """Return the joint fingerprint of two shards that have no elements in common."""
         return ShardFingerprint(
             (self.digest + other.digest) % _DIGEST_RANGE,
             self.sketch + other.sketch,
@@ -45,7 +45,7 @@ class ShardFingerprint(NamedTuple):
         )
 
     def estimate_distance(self, other: ShardFingerprint) -> float:
-        """Return about the 2-norm of the difference of two tensors of one shape."""
+        """Return an estimate of the 2-norm of the difference of two tensors with the same shape."""
         return float(np.linalg.norm(self.sketch - other.sketch))
 
 
@@ -56,11 +56,11 @@ def compute_fingerprint(
     global_shape: tuple[int, ...] | None = None,
     offset: tuple[int, ...] | None = None,
 ) -> ShardFingerprint:
-    """Return the fingerprint of a shard, of which element 0 is at an offset in the whole tensor.
+    """Return the fingerprint of a shard whose first element is at `offset` in the whole tensor.
 
-    Without `global_shape` the array is the whole tensor. `dtype` names the type of elements that
-    numpy lacks: bfloat16 as uint16. UnsupportedError for a type without kernels, or a shard that is
-    not within the tensor. The result does not depend on how the array lies in memory.
+    Without `global_shape` the array is the whole tensor. `dtype` names an element type that numpy
+    lacks, such as bfloat16 held as uint16. UnsupportedError for a type without kernels, or a shard
+    that is not within the tensor. The result does not depend on the layout of the array in memory.
     """
     shape = elements.shape if global_shape is None else global_shape
     start = (0,) * len(shape) if offset is None else offset
@@ -79,7 +79,7 @@ def compute_fingerprint(
 
 
 def _make_native(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the elements in C order and the byte order of the processor, complex ones in pairs."""
+    """Return the elements in C order and the byte order of the processor, complex ones as pairs."""
     packed = np.ascontiguousarray(elements, cast("Any", elements.dtype).newbyteorder("="))
     packed = packed.reshape(elements.shape)  # numpy makes a scalar one-dimensional
     if packed.dtype.kind != "c":
@@ -97,18 +97,20 @@ def _check_place(shape: tuple[int, ...], whole: tuple[int, ...], offset: tuple[i
 
 
 class ShardPlacement(NamedTuple):
-    """Global indices of the elements of a shard, as kernels take them."""
+    """Global indices of the elements of a shard, in the form that kernels take."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
-    """What a step along each axis adds to the index."""
+    """Difference of the global index for a step along each axis."""
     first: int
 
 
 def place_shard(
     shape: tuple[int, ...], whole: tuple[int, ...], offset: tuple[int, ...]
 ) -> ShardPlacement:
-    """Return the global indices of a shard within the whole, with as few axes as possible."""
+    """Return the global indices of a shard within the whole tensor, with as few axes as
+    possible.
+    """
     extents: list[int] = []
     strides: list[int] = []
     first, stride = 0, 1

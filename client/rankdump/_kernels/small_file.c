@@ -1,4 +1,4 @@
-/* A small file that is complete or absent: the system calls for it, one after the other. */
+/* Writes a small file that is either complete or absent, with one system call after the other. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 
 #include "small_file.h"
 
-/* Of linux/fs.h, which old headers do not have. */
+/* Value from linux/fs.h, which old headers do not define. */
 #define FAIL_IF_TAKEN 1
 
 static int create_hidden(int folder, mode_t mode, const char *name)
@@ -50,7 +50,7 @@ static int fill_and_close(int made, mode_t mode, struct small_file *file)
     int error = write_all(made, file->data, file->bytes);
     if (!error && fstat(made, &file->found))
         error = errno;
-    /* The process may mask bits, and a folder may have a default ACL. */
+    /* The umask of the process or a default ACL of the folder may have changed the mode. */
     if (!error && (file->found.st_mode & 07777) != mode && fchmod(made, mode))
         error = errno;
     if (close(made) && !error && errno != EINTR)
@@ -67,7 +67,7 @@ void make_small_file(int folder, mode_t mode, struct small_file *file)
     }
     const int made = create_hidden(folder, mode, hidden);
     if (made < 0) {
-        file->error = errno == EEXIST ? EBUSY : errno; /* EEXIST is kept for the name. */
+        file->error = errno == EEXIST ? EBUSY : errno; /* EEXIST is reserved for the name */
         return;
     }
     file->error = fill_and_close(made, mode, file);

@@ -1,10 +1,10 @@
-/* Statistics of elements: extremes, sums in double, and counts, block by block, so that memory is read
-   once. The results are the same on every processor, to the last bit: sums have 16 lanes whatever the
-   width of its registers, and products are never fused into sums.
+/* Statistics of elements: extremes, sums in double, and counts, block by block, so that memory is
+   read only once. The results are equal on every processor to the last bit: sums have 16 lanes
+   whatever the width of its registers, and products are never fused into sums.
 
-   The bits of a floating-point number, as a signed integer whose negative half is turned around, are
-   ordered as the numbers are: NaN beyond the infinities, -0.0 below 0.0. So extremes of any width are
-   integer extremes, and they show by themselves whether a block has a NaN or an infinity at all. */
+   As signed integers, with the negative half inverted, the bits of floating-point numbers have the
+   order of the numbers: NaN beyond the infinities, -0.0 below 0.0. So extremes of any width are
+   integer extremes, and they alone show whether a block has any NaN or infinity. */
 
 #include "widening.h"
 
@@ -18,7 +18,7 @@ typedef uint8_t unsigned_byte32 __attribute__((vector_size(32)));
 
 typedef struct { double4 totals[4], squares[4]; } lane_sums;
 
-/* Squares of numbers of 24 bits or fewer are exact in double, so fusing changes nothing. */
+/* Squares of numbers with at most 24 bits are exact in double, so fusing changes nothing. */
 INLINE double4 add_exact_square(double4 sum, double4 value)
 {
 #ifdef __FMA__
@@ -30,13 +30,13 @@ INLINE double4 add_exact_square(double4 sum, double4 value)
 
 INLINE double4 add_square(double4 sum, double4 value) { return sum + value * value; }
 
-/* A sum by multiplication with one is the same number. Some processors convert where they add, and
-   multiply elsewhere at the same time. */
+/* Adding a product with one gives the same number. It is used because some processors convert and
+   add in the same unit, and can multiply elsewhere at the same time. */
 INLINE double4 add_value(double4 sum, double4 value)
 {
 #ifdef __FMA__
     double4 one = {1, 1, 1, 1};
-    __asm__("" : "+x"(one)); /* otherwise the compiler finds the addition */
+    __asm__("" : "+x"(one)); /* without this the compiler turns it back into an addition */
     return (double4)_mm256_fmadd_pd((__m256d)value, (__m256d)one, (__m256d)sum);
 #else
     return sum + value;
@@ -61,8 +61,8 @@ DEFINE_LANES(uint64, 8, add_square)
 DEFINE_LANES(int32, 4, add_square)
 DEFINE_LANES(uint32, 4, add_square)
 
-/* The lower and the upper halves of words are float32 after a shift, and after a mask: lanes 0 to 7, and
-   8 to 15. */
+/* The lower and the upper halves of 32-bit words become float32 by a shift and by a mask: lanes 0 to
+   7, and 8 to 15. */
 #ifdef __AVX512F__
 INLINE void add_eight(double4 *totals, double4 *squares, __m256i words)
 {
@@ -96,8 +96,8 @@ INLINE void add_lanes_bfloat16(const unsigned char *at, lane_sums *sums)
 }
 #endif
 
-/* The sums of a block take longer than its elements to arrive from memory. A hint about an address
-   behind the last element reads nothing. */
+/* The sums of a block take longer than its elements need to arrive from memory, so the next elements
+   are prefetched. A prefetch of an address after the last element reads nothing. */
 #define ADD_AND_PREFETCH(name, bytes)                                                              \
     {                                                                                              \
         for (int line = 0; line < LANES * (bytes); line += CACHE_LINE_BYTES)                       \
@@ -111,7 +111,7 @@ INLINE void add_lanes_bfloat16(const unsigned char *at, lane_sums *sums)
         lane_sums sums = {0};                                                                      \
         for (; count >= LANES; count -= LANES, at += LANES * (bytes))                              \
             ADD_AND_PREFETCH(name, bytes)                                                          \
-        if (count) { /* zeros change no sum */                                                     \
+        if (count) { /* zeros do not change sums */                                                \
             unsigned char last[LANES * (bytes)] = {0};                                             \
             memcpy(last, at, (size_t)count * (bytes));                                             \
             add_lanes_##name(last, &sums);                                                         \
@@ -122,7 +122,7 @@ INLINE void add_lanes_bfloat16(const unsigned char *at, lane_sums *sums)
         *squares = (q[0][0] + q[0][1]) + (q[0][2] + q[0][3]);                                      \
     }
 
-/* Sums of a block of small integers are exact in integers, and in the double that they become. */
+/* Sums over a block of small integers are exact as integers, and as the double that they become. */
 #define DEFINE_INTEGER_SUMS(name, type, product, wide)                                             \
     static void sum_##name(const unsigned char *at, int count, double *total, double *squares)     \
     {                                                                                              \
@@ -182,7 +182,8 @@ DEFINE_EXTREMES(uint16, word16, uint16_t, KEEP)
 DEFINE_EXTREMES(uint32, word32, uint32_t, KEEP)
 DEFINE_EXTREMES(uint64, word64, uint64_t, KEEP)
 
-/* A counter as wide as the elements: it fits for a block, and no element has to be widened for it. */
+/* A counter has the width of the elements, which is enough for a block, so no element has to be
+   widened. */
 #define DEFINE_COUNTS(name, type, counter, IS_POSITIVE, IS_NEGATIVE)                               \
     static void count_signs_##name(const unsigned char *at, int count, int64_t *positives,         \
                                    int64_t *negatives)                                             \
@@ -200,7 +201,7 @@ DEFINE_EXTREMES(uint64, word64, uint64_t, KEEP)
 #define IS_ABOVE(x) ((x) > 0)
 #define IS_BELOW(x) ((x) < 0)
 #define IS_NEVER(x) 0
-/* Of the bits of a floating-point number; a NaN counts on the side of its sign. */
+/* Tests of the bits of a floating-point number; a NaN counts on the side of its sign. */
 #define IS_BELOW16(x) ((int16_t)((x) ^ INT16_MIN) > 0)
 #define IS_BELOW32(x) ((int32_t)((x) ^ INT32_MIN) > 0)
 #define IS_BELOW64(x) ((int64_t)((x) ^ INT64_MIN) > 0)
@@ -215,7 +216,7 @@ DEFINE_COUNTS(uint16, word16, uint16_t, IS_ABOVE, IS_NEVER)
 DEFINE_COUNTS(uint32, word32, uint32_t, IS_ABOVE, IS_NEVER)
 DEFINE_COUNTS(uint64, word64, uint64_t, IS_ABOVE, IS_NEVER)
 
-/* A counter of one byte holds what 127 rows of a block add to it; a block has 64. */
+/* A counter of one byte can hold the counts of 127 rows of a block; a block has 64. */
 _Static_assert(BLOCK_ELEMENTS / 32 < 128, "counters of a byte would overflow");
 
 #define DEFINE_BYTE_COUNTS(name, row, type)                                                        \
@@ -249,7 +250,7 @@ static void widen_extremes(struct moments *found, double high, double low)
         found->minimum = low;
 }
 
-/* The numbers of keys are those of their bits, which turning around gives back. */
+/* Inverting a key again gives back the bits of its number. */
 static double number_of_float64(int64_t key)
 {
     int64_t bits = KEY64(key);
@@ -274,7 +275,8 @@ static double number_of_float16(int16_t key)
     return widen_float16((const unsigned char *)bits)[0];
 }
 
-/* Counts what only a block with a NaN or an infinity has; NaN leave the signed counts. */
+/* Counts NaN and infinities, only for blocks that have any, and takes the NaN out of the counts by
+   sign. */
 #define DEFINE_SPECIALS(width)                                                                     \
     static void count_specials_##width(const unsigned char *at, int count, int##width##_t infinity, \
                                        int parts, struct moments *found)                           \
@@ -370,14 +372,15 @@ static block_measure *const block_measures[ELEMENT_CODES] = {
     measure_float16, measure_bfloat16, measure_float32, measure_float64,
 };
 
-/* Adds a block, of at most BLOCK_ELEMENTS, to what was found; zeros are left to `finish`. */
+/* Adds a block of at most BLOCK_ELEMENTS to the moments found so far; zeros are left to `finish`. */
 void VARIANT(measure_block)(const unsigned char *data, int64_t count, int code, int parts,
                             struct moments *found)
 {
     block_measures[code](data, (int)count, parts, found);
 }
 
-/* Finds the moments of `count` elements, block by block: a later loop reads them from the cache. */
+/* Finds the moments of `count` elements block by block, so that later loops read a block from the
+   cache. */
 void VARIANT(measure_elements)(const unsigned char *data, int64_t count, int code, int parts,
                                struct moments *found)
 {

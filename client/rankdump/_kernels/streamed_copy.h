@@ -1,5 +1,6 @@
-/* Copies past the caches: a line that is overwritten as a whole need not be read first, and takes no
-   other one's place. It is slower than a plain copy where somebody soon reads what was written. */
+/* Copies that bypass the caches: a line that is overwritten as a whole need not be read first, and
+   takes no other line's place. Such a copy is slower than a plain one if the data is read soon
+   after. */
 
 #ifndef RANKDUMP_STREAMED_COPY_H
 #define RANKDUMP_STREAMED_COPY_H
@@ -30,7 +31,7 @@ INLINE void stream_bytes(unsigned char *target, const unsigned char *source, int
     memcpy(target + at, source + at, (size_t)(bytes - at));
 }
 
-/* After this, who is told of a copy sees it. */
+/* After this call, any thread that is told of the copy sees it. */
 INLINE void end_streams(void)
 {
 #ifdef __SSE2__

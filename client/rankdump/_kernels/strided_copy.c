@@ -1,14 +1,15 @@
-/* Copy between two arrays whose axes lie in memory in different orders: how a tensor gets out of the
-   blocks of a device format, and into them.
+/* Copy between two arrays whose axes are in different orders in memory, which converts tensors from
+   the blocks of a device format and back.
 
-   Neighbouring axes that lie alike on both sides become one, and elements that are neighbours on both
-   sides one larger element. What remains is a transposition of planes: one axis is contiguous in the
-   target, another one in the source. A plane is copied in tiles of which every cache line is read and
-   written as a whole, because lines of a tile often share a set of the cache. */
+   Neighbouring axes with the same layout on both sides are joined into one, and elements that are
+   neighbours on both sides into one larger element. What remains is a transposition of planes: one
+   axis is contiguous in the target, another one in the source. A plane is copied in tiles in which
+   every cache line is read and written as a whole, because the lines of a tile often belong to the
+   same set of the cache. */
 
 #include "streamed_copy.h"
 
-/* Tiles are rows of one register; AVX2 has two tiles beside each other in one. */
+/* A row of a tile is one register; with AVX2 two tiles share a register. */
 #if defined(__AVX2__)
 #include <immintrin.h>
 #define TILES 2
@@ -59,11 +60,12 @@ typedef uint8x16_t row;
 #endif
 
 #define CACHE_LINE_BYTES 64
-/* Bytes of a row of the source that one pass over a plane takes: few enough rows of the target. */
+/* Bytes of a source row that one pass over a plane copies: few enough rows of the target stay in the
+   cache. */
 #define PASS_BYTES 512
 
-/* A plane: `rows` neighbours in the target, `columns` neighbours in the source. It is passed as a
-   value: no byte of a target can be a part of it then, so that it stays in registers. */
+/* A plane: `rows` neighbours in the target, `columns` neighbours in the source. It is passed by
+   value, so that no byte of the target can be part of it and it stays in registers. */
 struct plane {
     int64_t rows, columns;
     int64_t row_step;    /* bytes from row to row in the source */
@@ -73,7 +75,7 @@ struct plane {
 /* -- planes of elements of one register or less -------------------------------------------------- */
 
 #ifdef TILES
-/* Interleaving the first and the second half of the rows, log2(side) times, transposes them. */
+/* Interleaving the first and the second half of the rows log2(side) times transposes them. */
 #define DEFINE_TILE(width)                                                                         \
     static inline __attribute__((always_inline)) void transpose_tile_##width(                      \
         unsigned char *target, const unsigned char *source, struct plane plane)                    \
@@ -112,7 +114,7 @@ struct plane {
 #define SIDE_OF(width) 1
 #endif
 
-/* One line of the target and the columns from `first` to `last`. */
+/* Copies one line of the target, with the columns from `first` to `last`. */
 #define DEFINE_PLANE(width)                                                                        \
     DEFINE_TILE(width)                                                                             \
     static void copy_elements_##width(unsigned char *target, const unsigned char *source,          \
@@ -161,8 +163,9 @@ DEFINE_PLANE(64)
 
 /* -- planes of larger elements ------------------------------------------------------------------- */
 
-/* Lines of the side on which neighbours are farther apart, often by a power of two, share a set of the
-   cache, which holds few: a tile has few of those, and long rows of the other side. */
+/* On the side where neighbours are farther apart, often by a power of two, lines belong to the same
+   set of the cache, which holds few lines. So a tile has few of these lines, and long rows on the
+   other side. */
 #define NEAR_BYTES (4 * CACHE_LINE_BYTES)
 #define FAR_BYTES (16 * CACHE_LINE_BYTES)
 
@@ -211,20 +214,21 @@ static void copy_plane(unsigned char *target, const unsigned char *source,
 
 /* -- planes of a large copy, past the caches ------------------------------------------------------ */
 
-/* From here on the target does not stay in the caches. Its lines are written past them, as a whole, so
-   that they are not read first; one that is written in two parts costs more than that saves. */
+/* Size in bytes from which the target does not stay in the caches. Its lines are then written past
+   the caches as a whole, so that they are not read first; writing a line in two parts would cost
+   more than that saves. */
 #define STREAMED_BYTES (1 << 22)
-/* Bytes that follow each other in the target. */
+/* Minimum number of contiguous bytes in the target. */
 #define MIN_RUN_BYTES 256
 #define MAX_RUN_BYTES 512
-/* Bytes that follow each other in the source, and the runs to which they go, both at most. */
+/* Maximum number of contiguous bytes in the source, and maximum number of runs that they go to. */
 #define READ_BYTES 256
 #define MAX_RUNS 64
-/* A block stays in the nearest cache, where its runs lie in different sets. */
+/* A block stays in the nearest cache; this gap puts its runs into different sets. */
 #define RUN_GAP_BYTES CACHE_LINE_BYTES
 #define BLOCK_BYTES (MAX_RUNS * (MIN_RUN_BYTES + RUN_GAP_BYTES))
 
-/* Whether lines of the cache begin at the same rows in all columns of the target. */
+/* Returns whether cache lines begin at the same rows in all columns of the target. */
 static int is_plane_streamed(const unsigned char *target, struct plane plane, int64_t bytes)
 {
 #ifndef STREAM
@@ -243,7 +247,7 @@ static void stream_plane(unsigned char *target, const unsigned char *source,
     const int64_t run_bytes = smaller(BLOCK_BYTES / runs - RUN_GAP_BYTES, MAX_RUN_BYTES);
     const int64_t most = run_bytes / bytes, step = run_bytes + RUN_GAP_BYTES;
     for (int64_t at = 0, rows; at < plane.rows; at += rows) {
-        /* Runs end where a line of the cache does. */
+        /* A run ends at the end of a cache line. */
         const int64_t over = (intptr_t)(target + at * bytes) & (CACHE_LINE_BYTES - 1);
         rows = smaller(most - over / bytes, plane.rows - at);
         for (int64_t first = 0; first < plane.columns; first += runs) {
@@ -260,7 +264,7 @@ static void stream_plane(unsigned char *target, const unsigned char *source,
 
 /* -- what a copy is made of ---------------------------------------------------------------------- */
 
-/* Sorts the axes as they lie in the target, and joins those that lie alike on both sides. */
+/* Sorts the axes as in the target, and joins those that have the same layout on both sides. */
 static struct strided_copy simplify(const struct strided_copy *plan)
 {
     struct strided_copy made = {.item_bytes = plan->item_bytes};
@@ -316,7 +320,7 @@ static void remove_axis(struct strided_copy *plan, int axis)
     }
 }
 
-/* The axis whose neighbours are neighbours in the source; -1 where there is none. */
+/* Returns the axis whose neighbours are neighbours in the source; -1 if there is none. */
 static int find_source_axis(const struct strided_copy *plan)
 {
     for (int axis = 0; axis < plan->dimensions - 1; axis++)

@@ -1,5 +1,5 @@
-/* Elements as double, four at a time, from any address; every value is exact but for 64-bit integers,
-   which are rounded once. Compiled into each variant with the variant's instructions. */
+/* Elements as double, four at a time, from any address. Every value is exact, except 64-bit
+   integers, which are rounded once. Compiled into each variant with the variant's instructions. */
 
 #ifndef RANKDUMP_WIDENING_H
 #define RANKDUMP_WIDENING_H
@@ -22,7 +22,7 @@ typedef uint64_t long4 __attribute__((vector_size(32)));
 
 /* -- four elements as double ------------------------------------------------------------------- */
 
-/* GCC makes two conversions of half a register of `__builtin_convertvector`. */
+/* GCC turns `__builtin_convertvector` into two conversions of half a register. */
 INLINE double4 widen_floats(float4 values)
 {
 #ifdef __AVX2__
@@ -58,7 +58,8 @@ INLINE double4 widen_float16(const unsigned char *at)
 #ifdef __F16C__
     return widen_floats((float4)_mm_cvtph_ps(_mm_loadl_epi64((const void *)at)));
 #else
-    /* Exponent and fraction where float32 has them, then the other bias: exact, denormals as well. */
+    /* Exponent and fraction are moved to their places in float32, then the bias is changed; this is
+       exact, also for denormals. */
     uint4 bits = widen_halves(at);
     uint4 magnitude = (bits & 0x7fff) << 13;
     uint4 scaled = (uint4)((float4)magnitude * 0x1p112f);
@@ -79,7 +80,7 @@ DEFINE_SMALL_WIDENING(int16, int16_t)
 DEFINE_SMALL_WIDENING(uint8, uint8_t)
 DEFINE_SMALL_WIDENING(uint16, uint16_t)
 
-/* Any byte above zero is true, and counts as one. */
+/* Any byte above zero is true and counts as one. */
 INLINE double4 widen_bool(const unsigned char *at)
 {
     return (double4){at[0] != 0, at[1] != 0, at[2] != 0, at[3] != 0};
@@ -94,8 +95,8 @@ INLINE double4 widen_int32(const unsigned char *at)
 #endif
 }
 
-/* Both halves of a word as doubles, without their conversion: 2**52 and 2**84 have no fraction bits to
-   the right of a word and of its upper half. The last addition rounds, the others are exact. */
+/* Both halves of a 64-bit word as doubles without a conversion: 2**52 and 2**84 have no fraction
+   bits to the right of the lower and of the upper half. Only the last addition rounds. */
 INLINE double4 join_halves(long4 low, long4 high, double offset)
 {
     double4 upper = (double4)(high | 0x4530000000000000) - offset;
@@ -122,12 +123,12 @@ INLINE double4 widen_int64(const unsigned char *at)
 
 /* -- denormals ----------------------------------------------------------------------------------- */
 
-/* A job may have made its threads flush denormals (torch.set_flush_denormal): not in here. */
+/* The threads of a job may flush denormals (torch.set_flush_denormal); kernels must not. */
 INLINE unsigned keep_denormals(void)
 {
 #ifdef __SSE2__
     const unsigned mode = _mm_getcsr();
-    _mm_setcsr(mode & ~(unsigned)(_MM_FLUSH_ZERO_ON | 0x40)); /* 0x40: denormals are zeros */
+    _mm_setcsr(mode & ~(unsigned)(_MM_FLUSH_ZERO_ON | 0x40)); /* 0x40: denormals are treated as zeros */
     return mode;
 #else
     return 0;
