@@ -1,9 +1,10 @@
-"""Embedded daemon: one that a command, or all processes of a job on a host, start for themselves
-where no service runs one; its start, the wait until it serves, and its stop after the last process.
+"""Embedded daemon: a daemon that a command, or all processes of a job on a host together, start for
+themselves on a host that runs none as a service; its start, the wait until it serves, and its stop
+after the last process has ended.
 
-Processes meet in a folder of the job's name (`DaemonFolder`). The first one starts the daemon; the
-last one waits for it and clears the folder. If all of them were killed, the daemon drains, ends and
-clears the folder by itself.
+The processes use a folder with the job's name (`DaemonFolder`). The first process starts the
+daemon; the last one waits for the daemon's end and removes the folder. If all processes were
+killed, the daemon drains, ends and removes the folder by itself.
 """
 
 from __future__ import annotations
@@ -26,35 +27,39 @@ from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
-"""Time that a job waits at its start for the daemon; after that, tensors are buffered."""
+"""Seconds that a job waits for the daemon at its start; after that, tensors are buffered."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 _MEMORY_FOLDER = "/dev/shm"
-# sun_path holds 108 bytes; the names of folder and socket take less than 40.
+# The path of a socket (`sun_path`) has at most 108 bytes; the names of folder and socket take less
+# than 40.
 _MAX_TEMP_ROOT_BYTES = 60
 _DISK_SETTINGS = {
     "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0",
     "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO": "0",
 }
-"""An embedded daemon may fill the disk: the user who starts a dump by hand sees how full it is."""
+"""Settings that let an embedded daemon fill the disk: the user who starts a dump by hand sees how
+full the disk is.
+"""
 _SERVING_RESPONSE = b"\x08\x01"
-"""Answer `SERVING` of gRPC's health service, serialized."""
+"""The serialized answer `SERVING` of gRPC's health service."""
 _REQUIRED_MODULES = ("rankdumpd", "click", "cryptography", "grpc_health", "prometheus_client")
-"""Modules that a daemon needs; the extra `daemon` installs them."""
+"""Modules that a daemon needs, and that the extra `daemon` installs."""
 
 
 def start_daemon(
     folder: DaemonFolder, liveness_fd: int, *, merges: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon; it drains and ends at end of file on `liveness_fd`.
+    """Start a daemon, which drains and ends at end of file on `liveness_fd`.
 
-    Without `merges` it is an agent only, for a job that spans several hosts.
+    If `merges` is False, it is only an agent, for a job that spans several hosts.
     """
     command = [sys.executable, "-m", "rankdumpd", "standalone", "--embedded", str(folder.path)]
     command += [] if merges else ["--no-coordinator"]
     with folder.log.open("wb") as log:
-        # Its own process session shields it from the terminal's Ctrl-C. Its own working directory
-        # keeps the job's modules out: `-m` looks for modules in the current folder first.
+        # A process session of its own protects the daemon from the terminal's Ctrl-C. A working
+        # directory of its own keeps the job's modules out, because `-m` looks for modules in the
+        # current folder first.
         return subprocess.Popen(
             command,
             cwd=folder.path,
@@ -67,7 +72,7 @@ def start_daemon(
 
 
 def stop_daemon(process: subprocess.Popen[bytes]) -> int:
-    """Request a daemon's stop, wait, kill it after a timeout; return its exit code."""
+    """Stop a daemon: request its stop, wait, and kill it after a timeout. Return its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -81,14 +86,14 @@ def stop_daemon(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_last_log_line(folder: DaemonFolder) -> str:
-    """Return the last line of a daemon's log; `none` when the log is empty."""
+    """Return the last line of a daemon's log; `none` if the log is empty."""
     text = folder.log.read_text(errors="replace") if folder.log.exists() else ""
     return text.strip().rpartition("\n")[2] or "none"
 
 
 def select_temp_root() -> str:
-    """Return the parent of the daemons' folders."""
-    # Slabs are beside the socket, and belong in memory unless the user names another folder.
+    """Return the folder that contains the folders of embedded daemons."""
+    # Slabs are beside the socket, and should be in memory unless the user names another folder.
     if "TMPDIR" not in os.environ and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK):
         return _MEMORY_FOLDER
     root = tempfile.gettempdir()
@@ -96,7 +101,7 @@ def select_temp_root() -> str:
 
 
 def check_daemon_installed() -> None:
-    """Raise UnavailableError when this Python cannot run a daemon."""
+    """Raise UnavailableError if this Python installation cannot run a daemon."""
     missing = [name for name in _REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise UnavailableError(
@@ -108,15 +113,16 @@ def check_daemon_installed() -> None:
 def is_daemon_serving(address: str, *, timeout_s: float = 1.0) -> bool:
     """Return whether the daemon's health service answers `SERVING`.
 
-    Messages are raw bytes: a job need not have the package grpc_health.
+    Messages are raw bytes, because a job need not have the package grpc_health.
     """
-    # Imported here: loading gRPC takes as long as a daemon takes to begin, and can go on beside it.
+    # gRPC is imported here, because loading it takes as long as the start of a daemon and can be
+    # done meanwhile.
     import grpc
 
     from rankdump._wire.channel import open_channel
 
     with open_channel(address) as channel:
-        # Generic in its serializers, which are absent here: messages are bytes.
+        # The stub's type depends on its serializers, which are absent here: messages are bytes.
         unary: Any = channel.unary_unary
         check = unary("/grpc.health.v1.Health/Check")
         try:
@@ -134,12 +140,12 @@ _logger = logging.getLogger("rankdump")
 
 
 class DaemonLease:
-    """Share of this process in the daemon of its job, until `close`."""
+    """This process's share in the daemon of its job, until `close`."""
 
     def __init__(self, job_id: str, *, merges: bool = True, root: Path | None = None) -> None:
-        """Find or start the daemon; UnavailableError if that fails. It may not serve yet.
+        """Find or start the daemon, which may not serve yet; UnavailableError if that fails.
 
-        With `merges` it is also the coordinator of the job.
+        If `merges` is True, the daemon is also the coordinator of the job.
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
@@ -159,7 +165,7 @@ class DaemonLease:
 
     @property
     def address(self) -> str:
-        """Address of agent and coordinator."""
+        """Address of the daemon, which is both agent and coordinator."""
         return f"unix:{self._folder.socket}"
 
     @property
@@ -174,13 +180,13 @@ class DaemonLease:
 
     @property
     def alive(self) -> bool:
-        """Whether the daemon runs."""
+        """Whether the daemon is running."""
         return self._folder.has_daemon
 
     def is_starting(self) -> bool:
-        """Return whether the daemon runs and does not serve yet, for START_TIMEOUT_S at most.
+        """Return whether the daemon is running but not serving yet, for at most START_TIMEOUT_S.
 
-        UnavailableError if it ended.
+        UnavailableError if the daemon has ended.
         """
         if self._serves() or time.monotonic() - self._joined_s > START_TIMEOUT_S:
             return False
@@ -188,18 +194,19 @@ class DaemonLease:
         return True
 
     def wait_until_serving(self) -> bool:
-        """Wait for START_TIMEOUT_S at most; return whether the daemon serves, as it may do later.
+        """Wait for at most START_TIMEOUT_S; return whether the daemon serves. It may still serve
+        later.
 
-        UnavailableError if it ended.
+        UnavailableError if the daemon has ended.
         """
         while self.is_starting():
             time.sleep(POLL_S)
         return self._has_served
 
     def close(self, *, keep_log: bool = False) -> str:
-        """Release the daemon; the last user waits until it has written everything.
+        """Release the daemon; the last user waits until the daemon has written everything.
 
-        Return how the daemon failed, and keep its log then; empty when nothing went wrong.
+        If the daemon failed, keep its log and return how it failed; otherwise return an empty text.
         """
         fault = ""
         if self._liveness_fd >= 0:
@@ -242,9 +249,9 @@ class DaemonLease:
         return self._has_served
 
     def _check_running(self) -> None:
-        """Replace a daemon that was about to end when this process joined it.
+        """Start another daemon if the present one was about to end when this process joined it.
 
-        UnavailableError if the one that this process started has ended.
+        UnavailableError if the daemon that this process started has ended.
         """
         process = self._process
         if process is not None and process.poll() is not None:
@@ -261,11 +268,14 @@ class DaemonLease:
                     self._start()
 
     def _end_daemon(self) -> str:
-        """Wait for the end of a daemon without other users; return how it failed, or ''."""
+        """Wait for the end of a daemon that has no other users; return how it failed, or an empty
+        text.
+        """
         if self._process is not None:
-            # Before the descriptor is closed: that requests a stop too, and two requests force one.
+            # The stop is requested before the descriptor is closed, because closing it is a request
+            # too, and two requests force the stop.
             code = stop_daemon(self._process)
-            if code == -signal.SIGTERM:  # it had not even begun to handle signals
+            if code == -signal.SIGTERM:  # it had not yet begun to handle signals
                 return ""
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         else:
@@ -279,7 +289,8 @@ class DaemonLease:
         return f"the embedded daemon {how}; its last log line: {read_last_log_line(self._folder)}"
 
     def _forget(self) -> None:
-        # Also in a fork: the share belongs to the parent, which may end earlier.
+        # This also runs in a forked child, because the share belongs to the parent, which may end
+        # earlier.
         users, self._users, liveness_fd, self._liveness_fd = self._users, -1, self._liveness_fd, -1
         for descriptor in (users, liveness_fd):
             if descriptor >= 0:
@@ -287,13 +298,13 @@ class DaemonLease:
         process: subprocess.Popen[bytes] | None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
-            # The daemon may outlive this process: Popen must not warn that it still runs.
+            # The daemon may outlive this process, so Popen must not warn that it is still running.
             process.returncode = 0
 
 
 @contextlib.contextmanager
 def _explain_failed_start() -> Generator[None, None, None]:
-    """Raise UnavailableError for what the system refuses."""
+    """Raise UnavailableError if the system refuses to start the daemon."""
     try:
         yield
     except OSError as error:
@@ -302,7 +313,7 @@ def _explain_failed_start() -> Generator[None, None, None]:
 
 
 def _wait_for_end(folder: DaemonFolder) -> bool:
-    """Wait for the end of a daemon without users; return whether it ended."""
+    """Wait for the end of a daemon that has no users; return whether it ended."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while folder.has_daemon:
         if time.monotonic() > deadline:
@@ -312,7 +323,9 @@ def _wait_for_end(folder: DaemonFolder) -> bool:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Remove the folders of this user's daemons that were killed together with their users."""
+    """Remove the folders of daemons of this user that were killed together with all of
+    their users.
+    """
     for path in root.glob(f"{_FOLDER_PREFIX}-{os.getuid()}-*"):
         folder = DaemonFolder(path)
         with contextlib.suppress(OSError, UnavailableError):
