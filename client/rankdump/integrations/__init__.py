@@ -7,9 +7,9 @@
     rankdump.integrations.deepspeed.attach(engine)
     rankdump.integrations.torchtitan.attach(trainer)
 
-An iteration is a step of the optimizer, counted from 0; micro-batches of a step are numbered from
-0. The framework itself is imported only by the module of its name. Without a configuration nothing
-is dumped, which one line of the log says.
+An iteration is a step of the optimizer, counted from 0; the micro-batches of a step are numbered
+from 0. Each framework is imported only by the module with its name. Without a configuration nothing
+is dumped, and one line in the log says so.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from types import ModuleType
 
 
 def make_module_loader(package: str, names: Sequence[str]) -> Callable[[str], ModuleType]:
-    """Return the `__getattr__` of a package whose modules need not be imported one by one.
+    """Return the `__getattr__` of a package whose modules are imported when they are first used.
 
-    AttributeError for another name, as for any module.
+    AttributeError for any other name, as for any module.
     """
 
     def load_module(name: str) -> ModuleType:
@@ -22,9 +22,9 @@ def make_module_loader(package: str, names: Sequence[str]) -> Callable[[str], Mo
 
 
 def make_missing_error(module: str, error: ImportError, *, install: str) -> ImportError:
-    """Return the error for a module whose framework cannot be imported, in one line.
+    """Return the error for a module whose framework cannot be imported, as one line.
 
-    `install` is the name by which pip installs the framework.
+    `install` is the name with which pip installs the framework.
 
     >>> error = ModuleNotFoundError("No module named 'lightning'", name="lightning")
     >>> str(make_missing_error("rankdump.integrations.lightning", error, install="lightning"))

@@ -1,8 +1,9 @@
-"""Session of a training loop that a framework owns: it is opened, with the loop's models, where the
-first step begins, and closed where the loop ends; checks of the objects that a script attaches.
+"""Session of a training loop that a framework owns: it is opened, with the models of the loop, when
+the first step begins, and closed when the loop ends. Also checks of the objects that a script
+attaches.
 
-A session that the script opened stays the script's: it is neither closed here, nor are models
-attached to it if it has some. No internal error reaches the loop.
+A session that the script opened belongs to the script: it is not closed here, and models are
+attached to it only if it has none. No internal error reaches the loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CONFIGURATION_VARIABLES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
 
 
 def shield(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Keep errors of a callback from the loop: each kind is logged once.
+    """Keep the errors of a callback away from the loop: each kind of error is logged once.
 
     Only the ExhaustedError of a strict plan is raised.
     """
@@ -51,7 +52,9 @@ class LoopSession:
     """Session of one loop. Without a configuration it is off, and a step costs a few branches."""
 
     def __init__(self, user: str, session: Session | None = None) -> None:
-        """`user` is the integration, for the log; `session` is the script's own, if it has one."""
+        """`user` is the name of the integration in the log; `session` is the script's own, if it
+        has one.
+        """
         self._user = user
         self._given = session
         self._session: Session | None = None
@@ -59,12 +62,12 @@ class LoopSession:
 
     @property
     def session(self) -> Session:
-        """The session; one that is off before `open`."""
+        """The session of the loop; before `open`, a session that is off."""
         return self._session or Session()
 
     @shield
     def open(self, models: Iterable[Any]) -> None:
-        """Open the session and attach the models, unless that was done."""
+        """Open the session and attach the models, unless this was done already."""
         if self._session is not None:
             return
         self._session = self._given or self._find_default()
@@ -76,16 +79,17 @@ class LoopSession:
 
     @shield
     def begin_step(self, iteration: int, models: Iterable[Any], *, accumulates: bool) -> None:
-        """Begin the step of the optimizer with this number, from 0.
+        """Begin the step of the optimizer with this number, counted from 0.
 
-        With `accumulates` its micro-batches are numbered, and the first one begins.
+        If `accumulates` is True, the micro-batches of the step are numbered, and the first one
+        begins.
         """
         self.open(models)
         session = self._session
-        if session is None or session.closed:  # by the script, which wants no more
+        if session is None or session.closed:  # the script closed it, and wants no more dumps
             return
         if self._given is None:
-            default_session.step(iteration)  # also reaches an API dump
+            default_session.step(iteration)  # an API dump is notified too
         else:
             session.step(iteration)
         if accumulates:
@@ -93,7 +97,7 @@ class LoopSession:
 
     @shield
     def begin_microbatch(self, index: int) -> None:
-        """Begin a micro-batch of the running step, from 0."""
+        """Begin the micro-batch with this number of the running step, counted from 0."""
         if self._session is not None:
             self._session.microbatch(index)
 
@@ -112,7 +116,7 @@ class LoopSession:
         return session
 
     def _report_missing_configuration(self) -> None:
-        # A configuration that cannot be used was reported when the session was made.
+        # An unusable configuration was reported when the session was made.
         if any(os.environ.get(name) for name in _CONFIGURATION_VARIABLES):
             return
         self.warn_once(
@@ -121,13 +125,13 @@ class LoopSession:
         )
 
     def warn_once(self, text: str) -> None:
-        """Log on rank 0 what the integration does not do, once for each text."""
+        """Log on rank 0, once for each text, what the integration does not support."""
         if identify_rank(os.environ, tree="").rank == 0:
             _log_once.log(logging.WARNING, f"rankdump: {self._user} {text}")
 
 
 def check_models(caller: str, models: Sequence[Any]) -> None:
-    """Raise TypeError if there is no model, or one of a framework that cannot be observed."""
+    """Raise TypeError if there is no model, or if the framework of a model cannot be observed."""
     if not models:
         raise TypeError(f"{caller}: no model is given; allowed: {MODEL_TYPES}")
     for model in models:
@@ -139,7 +143,9 @@ def check_models(caller: str, models: Sequence[Any]) -> None:
 
 
 def check_owner(caller: str, owner: Any, members: Sequence[str], allowed: str) -> None:
-    """Raise TypeError if an object lacks a member of the framework's class; `allowed` is named."""
+    """Raise TypeError, which names `allowed`, if an object lacks a member of the
+    framework's class.
+    """
     missing = [name for name in members if not hasattr(owner, name)]
     if missing:
         raise TypeError(
@@ -155,8 +161,8 @@ def notify_around(
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Let a method of one object call `before` ahead of its work, and `after` when it has done that
-    without an error.
+    """Make a method of one object call `before` at its begin, and `after` at its end if it raised
+    no error.
     """
     method = getattr(owner, name)
 

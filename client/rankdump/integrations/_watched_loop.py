@@ -1,6 +1,6 @@
 """Loops that a script writes itself around an object of a framework: their steps and micro-batches
-are found from calls of the models, from backward passes through that object, and from steps of the
-optimizers.
+are determined from calls of the models, from backward passes through that object, and from steps of
+the optimizers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from rankdump.integrations._loop_session import LoopSession, shield
 
 @dataclass(frozen=True, slots=True)
 class StepPlace:
-    """Where a loop is: a step of its optimizer, and a micro-batch of it, both from 0."""
+    """Position of a loop: the step of its optimizer, and the micro-batch of the step, both counted
+    from 0.
+    """
 
     iteration: int
     microbatch: int = 0
 
 
 class OptimizerStepCounter:
-    """Finds where steps and micro-batches begin.
+    """Determines where steps and micro-batches begin.
 
-    A step begins with the first forward pass after a step of the optimizer, so that an evaluation
-    between two steps belongs to the first of them. A micro-batch begins with the first forward
-    pass after a backward pass. A loop may call parts of its model without the model itself: where
-    no forward pass comes before the first backward pass, none is waited for.
+    A step begins with the first forward pass after a step of the optimizer, so an evaluation
+    between two steps belongs to the first of them. A micro-batch begins with the first forward pass
+    after a backward pass. A loop may call parts of its model instead of the model itself: if no
+    forward pass comes before the first backward pass, forward passes are not waited for.
 
     >>> counter = OptimizerStepCounter()
     >>> counter.begin_forward(), counter.end_backward(), counter.begin_forward()
@@ -36,30 +38,30 @@ class OptimizerStepCounter:
     """
 
     def __init__(self, first: int = 0) -> None:
-        """`first` is the number of the first step, which has begun."""
+        """`first` is the number of the first step, which has begun already."""
         self._place = StepPlace(first)
         self._following: StepPlace | None = None
-        """Place that begins with the next forward pass."""
+        """Position that begins with the next forward pass."""
         self._has_forward = False
         self._has_backward: bool | None = None
-        """Whether a backward pass came after the last step; None before the first one."""
+        """Whether a backward pass came after the last step; None before the first backward pass."""
 
     def begin_forward(self) -> StepPlace | None:
-        """Count a forward pass that trains; return the place that begins with it, if one does."""
+        """Count a forward pass that trains; return the position that begins with it, if any."""
         self._has_forward = True
         return self._begin_following()
 
     def end_backward(self) -> StepPlace | None:
-        """Count a backward pass; return the place that begins now, if one does."""
+        """Count a backward pass; return the position that begins now, if any."""
         self._has_backward = True
         if self._following is None:
             self._following = StepPlace(self._place.iteration, self._place.microbatch + 1)
         return None if self._has_forward else self._begin_following()
 
     def end_step(self) -> StepPlace | None:
-        """Count a step of the optimizer, or report it again.
+        """Count a step of the optimizer, which may be reported several times.
 
-        Return the place that begins now, if one does.
+        Return the position that begins now, if any.
         """
         if self._has_backward is False and not self._has_forward:
             return None
@@ -68,9 +70,9 @@ class OptimizerStepCounter:
         return None if self._has_forward else self._begin_following()
 
     def begin_entry(self, *, ends_step: bool) -> StepPlace | None:
-        """Begin the next micro-batch, or the first one of the next step with `ends_step`.
+        """Begin the next micro-batch; with `ends_step`, the first micro-batch of the next step.
 
-        For loops that mark each micro-batch themselves.
+        This is used for loops that mark each micro-batch themselves.
         """
         step = self._place.iteration
         following = (
@@ -87,15 +89,16 @@ class OptimizerStepCounter:
 
 
 class WatchedLoop:
-    """One loop: its session, the watches on its models, and the count of its steps."""
+    """One loop: its session, the observers of its models, and the count of its steps."""
 
     def __init__(
         self, user: str, session: Session | None, *, first_step: int, accumulates: bool
     ) -> None:
-        """`user` is the integration, for the log; `first_step` is the number of the first step.
+        """`user` is the name of the integration in the log; `first_step` is the number of the first
+        step.
 
-        With `accumulates` micro-batches are numbered from the first step on, else from the first
-        step on in which there are several.
+        If `accumulates` is True, micro-batches are numbered from the first step on; otherwise from
+        the first step that has several.
         """
         self._loop = LoopSession(user, session)
         self._first_step = first_step
@@ -151,9 +154,9 @@ class WatchedLoop:
 
     @shield
     def begin_entry(self, *, ends_step: bool) -> None:
-        """Begin a micro-batch that the loop marks; from now on nothing else is counted.
+        """Begin a micro-batch that the loop marks itself; from now on nothing else is counted.
 
-        With `ends_step` the micro-batch before it was the last one of its step.
+        `ends_step` says that the previous micro-batch was the last one of its step.
         """
         if self._marks_entries:
             self._begin(self._counter.begin_entry(ends_step=ends_step))

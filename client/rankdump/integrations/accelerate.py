@@ -29,9 +29,9 @@ def attach(
 ) -> Session:
     """Observe prepared models, and count the steps of their optimizers from now on.
 
-    The session is by default that of the environment, and `accelerator.end_training` closes it; one
-    that is given stays open. `first_step` is the number of the first step, such as after a resume.
-    TypeError for an object that is no Accelerator, or a model that cannot be observed.
+    The session is by default that of the environment, which `accelerator.end_training` closes; a
+    session that is given stays open. `first_step` is the number of the first step, such as after a
+    resume. TypeError if an object is not an Accelerator, or if a model cannot be observed.
     """
     caller = f"{__name__}.attach"
     check_owner(caller, accelerator, _MEMBERS, "an accelerate.Accelerator")
@@ -43,7 +43,7 @@ def attach(
 
         @shield
         def begin_entry() -> None:
-            # The flag is that of the micro-batch before, until `accumulate` is entered.
+            # Until `accumulate` is entered, the flag is that of the previous micro-batch.
             loop.begin_entry(ends_step=accelerator.sync_gradients)
 
         notify_around(accelerator, "accumulate", before=begin_entry)

@@ -28,7 +28,7 @@ _MEMBERS = (
 
 
 class EngineLoop:
-    """Steps and micro-batches of one engine, as its counters give them."""
+    """Steps and micro-batches of one engine, as the engine's own counters number them."""
 
     def __init__(self, engine: Any, loop: LoopSession) -> None:
         self._engine = engine
@@ -39,7 +39,7 @@ class EngineLoop:
 
     @shield
     def watch(self) -> None:
-        """Find steps from calls of the model, from now on."""
+        """Determine steps from calls of the model, from now on."""
         model = self._engine.module
         outermost = make_outermost_watch(model, self.begin_forward)
         if outermost is not None:
@@ -47,7 +47,7 @@ class EngineLoop:
 
     @shield
     def begin_forward(self, number: int = 0) -> None:
-        """Begin a step or a micro-batch with the first forward pass that trains in it."""
+        """Begin a step or a micro-batch, at its first forward pass that trains."""
         engine = self._engine
         if not engine.module.training:
             return
@@ -65,7 +65,7 @@ def attach(engine: Any, *, session: Session | None = None) -> Session:
     """Observe the model of an engine, and begin an iteration at each step of its optimizer.
 
     The session is by default that of the environment; close it to end the last step before the
-    script ends. TypeError for an object that is no engine.
+    script ends. TypeError if the object is not an engine.
     """
     caller = f"{__name__}.attach"
     check_owner(caller, engine, _MEMBERS, "the engine that deepspeed.initialize returns")
@@ -80,7 +80,7 @@ def attach(engine: Any, *, session: Session | None = None) -> Session:
 
 @shield
 def _warn_about_zero(engine: Any, loop: LoopSession) -> None:
-    """Say which tensors of an engine with ZeRO are missing in the dump."""
+    """Warn which tensors of an engine with ZeRO are missing in the dump."""
     stage = engine.zero_optimization_stage()
     if stage:
         loop.warn_once(

@@ -3,7 +3,7 @@
     model, optimizer = fabric.setup(model, optimizer)
     rankdump.integrations.fabric.attach(fabric, model)
 
-An iteration is one step of the optimizer, a micro-batch ends with `fabric.backward`.
+An iteration is one step of the optimizer; a micro-batch ends with `fabric.backward`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ def attach(
     """Observe models that `fabric.setup` returned, and count the steps of their optimizers.
 
     The session is by default that of the environment; close it to end the last step before the
-    script ends. `first_step` is the number of the first step, such as after a resume. TypeError for
-    an object that is no Fabric, or a model that cannot be observed.
+    script ends. `first_step` is the number of the first step, such as after a resume. TypeError if
+    an object is not a Fabric, or if a model cannot be observed.
     """
     caller = f"{__name__}.attach"
     check_owner(caller, fabric, ("backward", "setup"), "a lightning.Fabric")
     check_models(caller, models)
-    # Fabric's wrapper would be in the name of every operator.
+    # The models inside Fabric's wrappers are observed, because the wrapper would be part of the
+    # name of every operator.
     observed = [getattr(model, "module", model) for model in models]
     loop = WatchedLoop(__name__, session, first_step=first_step, accumulates=True)
     loop.begin(observed, models)

@@ -1,4 +1,4 @@
-"""Callback for the Trainer of Lightning, of the package lightning or pytorch_lightning.
+"""Callback for the Trainer of Lightning, from the package lightning or pytorch_lightning.
 
     Trainer(..., callbacks=[rankdump.integrations.lightning.LightningDumpCallback()])
 
@@ -31,7 +31,7 @@ __all__ = ["LightningDumpCallback"]
 
 
 class LightningDumpCallback(Callback):
-    """Dumps the steps of a Trainer with a session, by default the one of the environment."""
+    """Dumps the steps of a Trainer with a session, by default that of the environment."""
 
     def __init__(self, session: Session | None = None) -> None:
         """`session` is the script's own; it is not closed at the end of training."""
@@ -45,8 +45,8 @@ class LightningDumpCallback(Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin a step of the optimizer, or the next micro-batch of it."""
-        # The last step of an epoch may have fewer batches than the others.
+        """Begin a step of the optimizer, or its next micro-batch."""
+        # The last step of an epoch may have fewer batches than other steps.
         if trainer.global_step == self._step:
             self._accumulates = True
             self._microbatch += 1

@@ -31,7 +31,7 @@ _MEMBERS = (
 
 
 class TitanLoop:
-    """Steps and micro-batches of one trainer, as it calls its methods."""
+    """Steps and micro-batches of one trainer, determined from the methods that it calls."""
 
     def __init__(self, trainer: Any, loop: LoopSession) -> None:
         self._trainer = trainer
@@ -41,7 +41,7 @@ class TitanLoop:
 
     @shield
     def watch(self) -> None:
-        """Find steps from calls of the trainer's methods, from now on."""
+        """Determine steps from calls of the trainer's methods, from now on."""
         notify_around(self._trainer, "train_step", before=self.begin_step)
         notify_around(self._trainer, "forward_backward_step", before=self.begin_microbatch)
         notify_around(self._trainer, "close", before=self.end)
@@ -58,7 +58,7 @@ class TitanLoop:
     def begin_microbatch(self) -> None:
         """Begin a forward and backward pass."""
         self._microbatch += 1
-        if self._accumulates and self._microbatch:  # the step begins with the first one
+        if self._accumulates and self._microbatch:  # the first one begins the step
             self._loop.begin_microbatch(self._microbatch)
 
     @shield
@@ -70,8 +70,8 @@ class TitanLoop:
 def attach(trainer: Any, *, session: Session | None = None) -> Session:
     """Observe the model parts of a trainer, and begin an iteration at each of its steps.
 
-    The session is by default that of the environment, and `trainer.close` closes it; one that is
-    given stays open. TypeError for an object that is no such trainer.
+    The session is by default that of the environment, which `trainer.close` closes; a session that
+    is given stays open. TypeError if the object is not such a trainer.
     """
     caller = f"{__name__}.attach"
     check_owner(caller, trainer, _MEMBERS, "a torchtitan.trainer.Trainer")

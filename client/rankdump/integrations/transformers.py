@@ -28,7 +28,7 @@ __all__ = ["TrainerDumpCallback"]
 
 
 class TrainerDumpCallback(TrainerCallback):
-    """Dumps the steps of a Trainer with a session, by default the one of the environment."""
+    """Dumps the steps of a Trainer with a session, by default that of the environment."""
 
     def __init__(self, session: Session | None = None) -> None:
         """`session` is the script's own; it is not closed at the end of training."""
