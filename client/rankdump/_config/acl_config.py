@@ -1,8 +1,9 @@
-"""CANN's `acl.json`, as `aclInit` and `aclmdlSetDump` read it: from the document to a plan, in
-CANN's own order of checks, with the operators and models of `dump_list` (CANN, acl.json). Pure.
+"""CANN's `acl.json`, as `aclInit` and `aclmdlSetDump` read it: converts the document to a plan in
+CANN's own order of checks, including the operators and models of `dump_list` (CANN, acl.json).
+Pure.
 
-An error ends in the code that CANN reports for it, such as (EP0003). An item of `dump_list`
-without `model_name` applies to every model.
+The text of an error ends in the code that CANN reports for it, such as (EP0003). An item of
+`dump_list` without `model_name` applies to every model.
 """
 
 from __future__ import annotations
@@ -62,13 +63,15 @@ class DumpListSelection:
     """Operators that `dump_list` selects."""
 
     operators: OperatorSelection = _NO_OPERATOR
-    """Those of models that the list does not name."""
+    """Operators of the models that the list does not name."""
     models: tuple[tuple[str, OperatorSelection], ...] = ()
     watched: WatchedOperators | None = None
 
 
 def parse_dump_list(dump: ConfigSection, words: AclWords) -> DumpListSelection:
-    """Return the selection of `dump_list` and `dump_op_switch`; the first error is reported."""
+    """Return the selection of `dump_list` and `dump_op_switch`; of several errors the first one is
+    raised.
+    """
     items = read_objects(dump, "dump_list")
     if words.is_watching and not items:
         allowed = "an item with layer and watcher_nodes"
@@ -130,7 +133,7 @@ def _check_ranges(item: ConfigSection) -> None:
 
 
 def _join_watched(items: Sequence[ConfigSection]) -> WatchedOperators:
-    """Merge the items; one without layers makes all nodes be read after every operator."""
+    """Merge the items; if one of them has no layers, all nodes are read after every operator."""
     nodes: dict[str, None] = {}
     layers: dict[str, None] = {}
     for number, item in enumerate(items):
@@ -160,7 +163,7 @@ def _select_operators(items: Iterable[ConfigSection], *, operators: bool) -> Dum
     if every is not None:
         models = {name: _join_operators(own, every) for name, own in models.items()}
     if operators:
-        # Arrays without a model correspond most closely to single operators.
+        # Arrays, which belong to no model, correspond most closely to single operators.
         models.setdefault(UNNAMED_MODEL, _EVERY_OPERATOR)
     return DumpListSelection(every or _NO_OPERATOR, tuple(models.items()))
 
@@ -195,7 +198,7 @@ def _parse_exclusions(item: ConfigSection, key: str) -> tuple[TensorExclusion, .
                 entry.add_note(
                     "pos", "is ignored: it is neither input nor output with a number", position
                 )
-        # A list with no valid position must not become one that excludes every tensor.
+        # A list that has only invalid positions must not become one that excludes every tensor.
         if kept or not any(given):
             found.append(TensorExclusion(name, kept))
     return tuple(found)
@@ -227,7 +230,7 @@ def parse_acl_config(
     notes: ConfigNotes,
     probe: PathProbe,
 ) -> DumpPlan:
-    """Return the plan; without `dump`, or with an empty one, a plan that is not enabled."""
+    """Return the plan of a document; if `dump` is absent or empty, the plan is not enabled."""
     check_depth(body, file=file)
     dump = _read_dump_section(body, file, notes)
     check_types(dump)
@@ -274,7 +277,9 @@ def _read_dump_section(body: Mapping[str, object], file: str, notes: ConfigNotes
 def _parse_data_dump(
     dump: ConfigSection, words: AclWords, environ: Mapping[str, str]
 ) -> tuple[TensorSelection | None, ContentSettings]:
-    """Return the selection of a dump that is not of exceptions, and its content; None for none."""
+    """Return the selection of a dump that is not for exceptions, and its content; None if nothing
+    is selected.
+    """
     if words.is_debug:
         return _parse_overflow_dump(dump, words), ContentSettings()
     iterations = _parse_iterations(dump)

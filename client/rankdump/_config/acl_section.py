@@ -1,7 +1,7 @@
 """Section `dump` of CANN's `acl.json`: JSON types, keys that take one of a few words, the path of
-the dump, and the values that TF Adapter's `DumpConfig` has, too: `dump_step`, and statistics
-instead of tensors. Pure: the disk is examined by a `PathProbe`. Every key of a wrong type is
-rejected first; an error ends in the code that CANN reports for it, such as (EP0003).
+the dump, and the values that TF Adapter's `DumpConfig` also has: `dump_step`, and statistics
+instead of tensors. Pure: the disk is examined by a `PathProbe`. First of all, keys with a wrong
+type are rejected. The text of an error ends in the code that CANN reports for it, such as (EP0003).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ WRONG_TYPE, UNKNOWN_WORD, BAD_VALUE, UNREADABLE, CONFLICT = (
     "EP0004",
     "EP0005",
 )
-"""CANN's codes: wrong type or missing value, unknown word, wrong value, unreadable file, and keys
-that exclude each other."""
+"""Error codes of CANN: wrong type or missing value, unknown word, wrong value, unreadable file, and
+keys that exclude each other.
+"""
 MAX_NESTING = 10
 
 _TEXT_KEYS = (
@@ -45,7 +46,7 @@ ITEM_KEYS = ("model_name", "layer", "watcher_nodes", *BLACKLIST_KEYS, "opname_ra
 
 
 def make_coded_error(section: ConfigSection, key: str, allowed: str, code: str) -> ConfigError:
-    """Return an error that ends in the code that CANN reports."""
+    """Return an error whose text ends in the code that CANN reports for it."""
     return section.make_error(key, f"{allowed} ({code})")
 
 
@@ -88,7 +89,7 @@ def _check_item(item: ConfigSection) -> None:
 
 
 def read_text(section: ConfigSection, key: str) -> str:
-    """Return a string; empty when it is missing."""
+    """Return the string at a key; empty if it is missing."""
     value = section.values.get(key, "")
     if not isinstance(value, str):
         raise make_coded_error(section, key, "a string", WRONG_TYPE)
@@ -96,7 +97,7 @@ def read_text(section: ConfigSection, key: str) -> str:
 
 
 def read_texts(section: ConfigSection, key: str) -> tuple[str, ...]:
-    """Return an array of strings; empty when it is missing."""
+    """Return the array of strings at a key; empty if it is missing."""
     values = _read_array(section, key)
     for index, value in enumerate(values):
         if not isinstance(value, str):
@@ -105,7 +106,7 @@ def read_texts(section: ConfigSection, key: str) -> tuple[str, ...]:
 
 
 def read_objects(section: ConfigSection, key: str) -> tuple[ConfigSection, ...]:
-    """Return an array of objects, each a section; empty when it is missing."""
+    """Return the array of objects at a key, each as a section; empty if it is missing."""
     found: list[ConfigSection] = []
     for index, value in enumerate(_read_array(section, key)):
         part = section.make_part(f"{key}[{index}]", value)
@@ -150,7 +151,7 @@ STATISTICS_BY_WORD = {
     "Positive Inf": "positive inf count",
     "L2norm": "l2norm",
 }
-"""Statistics by CANN's words for them, in the order of their columns."""
+"""Statistics by CANN's words, in the order of their columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,9 @@ class AclWords:
     data: str
     level: str
     scene: str
-    """Empty for none."""
+    """The value of `dump_scene`; empty if there is none."""
     dumps_operators: bool
-    """`dump_op_switch` is on."""
+    """Whether `dump_op_switch` is on."""
     is_debug: bool
 
     @property
@@ -178,7 +179,7 @@ class AclWords:
 
 
 def parse_acl_words(dump: ConfigSection) -> AclWords:
-    """Return the words; ConfigError for the first unknown one."""
+    """Return the values of these keys; ConfigError for the first unknown word."""
     found = {
         key: _check_word(dump, key, read_text(dump, key), among)
         for key, among in _WORDS_BY_KEY.items()
@@ -213,7 +214,7 @@ def _check_word(
 
 
 def check_scene(dump: ConfigSection, words: AclWords) -> None:
-    """Reject keys that exclude a scene."""
+    """Reject keys that cannot be combined with the scene."""
     if not words.scene:
         return
     for key in ("dump_debug", "dump_op_switch"):
@@ -236,7 +237,7 @@ _EXCEPTION_VARIABLES = ("ASCEND_DUMP_PATH", "ASCEND_WORK_PATH")
 
 
 def parse_dump_path(dump: ConfigSection, environ: Mapping[str, str], probe: PathProbe) -> str:
-    """Return the absolute root of a dump of data or of overflow."""
+    """Return the absolute root of a dump of data or of overflows."""
     path = read_text(dump, "dump_path")
     if not path:
         raise make_coded_error(dump, "dump_path", _ALLOWED_PATH, WRONG_TYPE)
@@ -273,7 +274,7 @@ def _check_remote(dump: ConfigSection, host: str, folder: str) -> None:
 
 
 def make_exception_root(dump: ConfigSection, environ: Mapping[str, str], probe: PathProbe) -> str:
-    """Return the absolute root of a dump of the operator that raised; no folder has to exist."""
+    """Return the absolute root of a dump of the operator that raised; the folder need not exist."""
     override = read_root_override(environ, dump.file)
     if override:
         return override
@@ -292,7 +293,7 @@ def make_disabled_root(environ: Mapping[str, str], file: str, probe: PathProbe) 
     return read_root_override(environ, file) or probe(".").absolute
 
 
-# MindSpore's `iteration` looks like `dump_step`, but its parts are not checked.
+# MindSpore's key `iteration` looks like `dump_step`, but its parts are not checked.
 STEP_FORM = 'numbers and ranges without blanks as "0|5-8|100-120"'
 MAX_STEP_PARTS = 100
 _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -301,7 +302,7 @@ _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 def parse_steps(text: str, *, strict: bool = False) -> IterationSelection:
     """Return the iterations that a text selects; ValueError names what is allowed.
 
-    With `strict` a range must have more than one number.
+    With `strict`, a range must contain more than one number.
     """
     parts = text.split("|")
     if len(parts) > MAX_STEP_PARTS:
@@ -340,9 +341,10 @@ _DEFAULT_ITEMS = (
 
 
 def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSettings:
-    """Return the content for `tensor` or `stats`; `chosen` are statistics by rankdump's names.
+    """Return the content settings for `tensor` or `stats`; `chosen` are statistics by rankdump's
+    names.
 
-    The count of elements is always included: amid the default statistics, and before any others.
+    The count of elements is always included: among the default statistics, or before chosen ones.
     """
     if data != "stats":
         return ContentSettings()

@@ -1,8 +1,8 @@
-"""Configuration files: reads the file, decodes its first JSON value as leniently and as strictly as
-MindSpore's reader, finds its dialect and returns the plan.
+"""Configuration files: reads a file, decodes its first JSON value with the same leniency and
+strictness as MindSpore's reader, finds the dialect, and returns the plan.
 
-The only module of the package that accesses the disk; a new dialect is one parser and one row in
-the table of dialects.
+This is the only module of the package that accesses the disk. A new dialect is one parser and one
+row in the table of dialects.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _ALLOWED_DOCUMENT = "one JSON object in UTF-8, without comments"
 
 
 def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
-    """Return the first value; a byte order mark before it and bytes after it are ignored.
+    """Return the first JSON value; a byte order mark before it and bytes after it are ignored.
 
-    Of equal keys the last one is used. Notes name both, but for blanks after the value.
+    If a key occurs twice, the last value is used. Notes name repeated keys, and ignored bytes that
+    are not blanks.
     """
 
     def join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -41,7 +42,7 @@ def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
                     )
         return values
 
-    # Bytes that are not UTF-8 are an error only up to the end of the value.
+    # Bytes that are not UTF-8 are an error only if they come before the end of the value.
     text = data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape").lstrip(" \t\r\n")
     decoder = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=join_pairs)
     try:
@@ -76,9 +77,9 @@ class DialectParser(Protocol):
         environ: Mapping[str, str],
         notes: ConfigNotes,
     ) -> DumpPlan:
-        """Return the plan a document describes, with the notes as its warnings.
+        """Return the plan that a document describes, with the notes as its warnings.
 
-        ConfigError names the key at fault.
+        ConfigError names the key that is wrong.
         """
         ...
 
@@ -106,7 +107,7 @@ _PARSERS_BY_KEY: dict[str, DialectParser] = {
     "common_dump_settings": mindspore_config.parse_mindspore_config,
     "dump": make_acl_plan,
 }
-"""By the key that no other dialect has."""
+"""Parser of each dialect, by a key that no other dialect has."""
 
 _KNOWN_FORMATS = (
     "a MindSpore data_dump.json, which has this section, a CANN acl.json, which has dump, or the "
@@ -115,8 +116,8 @@ _KNOWN_FORMATS = (
 
 
 def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
-    """Return the plan in a file and the file's bytes; ConfigError when it holds none."""
-    # MindSpore checks only the text after the last dot, case included.
+    """Return the plan in a file, and the file's bytes; ConfigError if it contains no plan."""
+    # MindSpore checks only the text after the last dot, and its case.
     if path.suffix != ".json":
         raise ConfigError(str(path), "", path.name, "a file whose name ends in .json")
     data = read_config_file(path)
@@ -139,9 +140,10 @@ def _find_parser(document: Mapping[str, object]) -> DialectParser | None:
 
 
 def make_black_box_plan(environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
-    """Return the plan of a job that has a black box and no configuration, and its source.
+    """Return the plan of a job that has a black box but no configuration, and the source of the
+    plan.
 
-    ConfigError without RANKDUMP_OUTPUT.
+    ConfigError if RANKDUMP_OUTPUT is not set.
     """
     data = b'{"rankdump": {"blackbox": true}}'
     file = rankdump_section.BLACK_BOX_VARIABLE
@@ -151,7 +153,7 @@ def make_black_box_plan(environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
 
 
 def read_config_file(path: Path) -> bytes:
-    """Return the bytes of a configuration file; ConfigError when it cannot be read."""
+    """Return the bytes of a configuration file; ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -162,7 +164,7 @@ def read_config_file(path: Path) -> bytes:
 
 
 def parse_acl_document(data: bytes, *, file: str, notes: ConfigNotes) -> dict[str, object]:
-    """Return the object in an `acl.json`; ConfigError, with CANN's code, when it holds none."""
+    """Return the object in an `acl.json`; ConfigError with CANN's code if it contains none."""
     try:
         body = decode_config(data, file=file, notes=notes)
     except ConfigError as error:

@@ -25,7 +25,7 @@ _SHORT_REPR = _make_short_repr()
 
 
 class ConfigNotes:
-    """Sentences on surprising values, each once, in the order they were added."""
+    """Sentences about surprising values, each only once, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
@@ -56,7 +56,7 @@ def format_choices(words: Sequence[str]) -> str:
 
 
 def describe_unknown_key(key: str, known: Collection[str]) -> str:
-    """Return the phrase on a key that does not exist, with the nearest one that does."""
+    """Return the phrase about an unknown key, with the most similar known key."""
     nearest = difflib.get_close_matches(key.lower(), known, n=1)
     return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
 
@@ -67,9 +67,9 @@ _UINT32_MASK = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class ConfigSection:
-    """One JSON object, with its file, its name and the notes.
+    """One JSON object of a configuration, with its file, its name and the notes.
 
-    Each reader takes a default for an optional key; a key without a default is required.
+    Each `read_` method takes a default for an optional key; a key without a default is required.
     """
 
     file: str
@@ -81,14 +81,16 @@ class ConfigSection:
     def from_body(
         body: Mapping[str, object], name: str, *, file: str, notes: ConfigNotes
     ) -> ConfigSection:
-        """Return the section of that name; ConfigError when it is not an object."""
+        """Return the section with this name; ConfigError if it is not an object."""
         values = body.get(name, MISSING_VALUE)
         if not isinstance(values, dict):
             raise ConfigError(file, name, values, "an object")
         return ConfigSection(file, name, cast("dict[str, object]", values), notes)
 
     def make_part(self, place: str, value: object) -> ConfigSection | None:
-        """Return the section at a key, or at an element of it; None when it is not an object."""
+        """Return the section at a key, or at an element of its value; None if that is not an
+        object.
+        """
         if not isinstance(value, dict):
             return None
         values = cast("dict[str, object]", value)
@@ -108,22 +110,23 @@ class ConfigSection:
         self.notes.add(f"{self.name}.{key}", value, reason)
 
     def require_keys(self, allowed: Mapping[str, str]) -> None:
-        """Raise for the first of these keys that is missing."""
+        """Raise ConfigError for the first of these keys that is missing."""
         for key, text in allowed.items():
             if key not in self.values:
                 raise self.make_error(key, text)
 
     def reject_unknown_keys(self, known: Sequence[str]) -> None:
-        """Raise for the first key that is not known, with the nearest one that is."""
+        """Raise ConfigError for the first unknown key, with the most similar known key."""
         for key in self.values:
             if key not in known:
                 nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
                 raise self.make_part_error(key, UnknownKey(nearest), ", ".join(known))
 
     def read_count(self, key: str, allowed: str, default: int | None = None) -> int:
-        """Return an unsigned integer of 32 bits.
+        """Return the unsigned 32-bit integer at a key.
 
-        MindSpore keeps the low 32 bits of a 64-bit literal and rejects `1.0`, `true` and `-1`.
+        As in MindSpore, only the low 32 bits of a 64-bit literal are kept, and `1.0`, `true` and
+        `-1` are rejected.
         """
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _UINT64_LIMIT:
@@ -136,21 +139,21 @@ class ConfigSection:
     def read_number_among(
         self, key: str, among: Sequence[int], allowed: str, default: int | None = None
     ) -> int:
-        """Return an unsigned integer that is one of these."""
+        """Return the unsigned integer at a key, which must be one of `among`."""
         number = self.read_count(key, allowed, default)
         if number not in among:
             raise self.make_error(key, allowed)
         return number
 
     def read_text(self, key: str, allowed: str, default: str | None = None) -> str:
-        """Return a string."""
+        """Return the string at a key."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
             raise self.make_error(key, allowed)
         return value
 
     def read_choice(self, key: str, among: Sequence[str], *, default: str | None = None) -> str:
-        """Return a string that is one of these."""
+        """Return the string at a key, which must be one of `among`."""
         allowed = format_choices(among)
         value = self.read_text(key, allowed, default)
         if value not in among:
@@ -158,21 +161,21 @@ class ConfigSection:
         return value
 
     def read_flag(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
+        """Return the boolean at a key."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise self.make_error(key, "true or false")
         return value
 
     def read_array(self, key: str, allowed: str) -> list[object]:
-        """Return the elements of an array."""
+        """Return the elements of the array at a key."""
         value = self.values.get(key)
         if not isinstance(value, list):
             raise self.make_error(key, allowed)
         return cast("list[object]", value)
 
     def read_integer(self, key: str, low: int, high: int, *, allowed: str, default: int) -> int:
-        """Return an integer within the limits."""
+        """Return the integer at a key, which must be within the limits."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.make_error(key, allowed)
@@ -181,11 +184,12 @@ class ConfigSection:
     def read_number(
         self, key: str, *, low: float, high: float, allowed: str, default: float
     ) -> float:
-        """Return a finite number within the limits."""
+        """Return the finite number at a key, which must be within the limits."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.make_error(key, allowed)
-        # Compared before it is converted: an integer of a thousand digits is not a float.
+        # The value is compared before it is converted, because an integer with a thousand digits
+        # cannot become a float.
         if not low <= value <= high or math.isnan(value):
             raise self.make_error(key, allowed)
         return float(value)

@@ -1,5 +1,5 @@
-"""Actions that control a running job, read as changes of its plan. Texts have the grammar that they
-have in a `data_dump.json`.
+"""Converts actions that control a running job to changes of its plan. Texts have the same grammar
+as in a `data_dump.json`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def check_values(
     values: Sequence[str],
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Raise ConfigError for values that an action does not allow; `warn` is that of the change."""
-    # They come from scripts, whose types nobody has checked.
+    """Raise ConfigError for values that an action does not allow; `warn` is used as in
+    `make_plan_change`.
+    """
+    # The values come from scripts, whose types nothing has checked.
     odd = [each for each in cast("Sequence[object]", values) if not isinstance(each, str)]
     if odd:
         raise ConfigError(_SOURCE, action.value, odd[0], "texts")
@@ -42,11 +44,10 @@ def make_plan_change(
     values: Sequence[str],
     warn: Callable[[str], None] = lambda text: None,
 ) -> PlanChange:
-    """Return the change that an action other than a freeze stands for.
+    """Return the change of the plan for any action except a freeze.
 
-    ConfigError for values that are not allowed.
-
-    `warn` is called with what has a surprising effect.
+    ConfigError for values that are not allowed. `warn` is called with texts about surprising
+    effects.
     """
     count, characters = len(values), max(map(len, values), default=0)
     if count > MAX_VALUES or characters > MAX_VALUE_CHARACTERS:

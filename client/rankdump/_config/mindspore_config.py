@@ -1,5 +1,6 @@
-"""MindSpore's `data_dump.json` as version 2.3 reads it, newer keys as newer versions do: each key
-of its two sections in MindSpore's own order, rules across keys, and notes on unknown keys. Pure.
+"""MindSpore's `data_dump.json` as version 2.3 reads it, and newer keys as newer versions do: each
+key of its two sections in MindSpore's own order, rules across keys, and notes about unknown keys.
+Pure.
 
 Source: MindSpore 2.3 and later, Dump guide. Where MindSpore silently does something surprising,
 rankdump does the same with a warning. Each element of `support_device` is read as an unsigned
@@ -64,18 +65,18 @@ MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
         "device_stat_precision_mode",
     ),
 }
-"""By the section that holds them."""
+"""Keys of each section."""
 
 _SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
 _OTHER_KEYS = {
     "async_dump_settings": "MindSpore has ignored it since version 1.3",
     "dump": "it is the section of a CANN acl.json, and this file is a data_dump.json",
 }
-"""Sections that earlier releases, or another file, had, with why they are not read."""
+"""Sections that earlier releases or other files have, with the reason why they are not read."""
 
 
 def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
-    """Note every key that nothing reads, with the known one that was probably meant."""
+    """Add a note for each unknown key, with the known key that was probably meant."""
     for key, value in body.items():
         if key not in _SECTION_NAMES:
             reason = (
@@ -104,7 +105,7 @@ _DEVICE_KEY = "support_device"
 
 
 def parse_devices(common: ConfigSection) -> tuple[int, ...]:
-    """Return the device ids once each; ConfigError names the index of a wrong element."""
+    """Return the device ids without repetitions; ConfigError names the index of a wrong element."""
     items = common.read_array(_DEVICE_KEY, _ALLOWED_DEVICES)
     if not items:
         common.add_note(_DEVICE_KEY, "names no device, so no rank dumps")
@@ -122,7 +123,9 @@ def parse_devices(common: ConfigSection) -> tuple[int, ...]:
 
 
 def _parse_device(item: object) -> int | None:
-    """Return what MindSpore makes of a number: it cuts fractions and lets negatives wrap."""
+    """Return the device id that MindSpore makes from a number: it cuts fractions and lets negative
+    numbers wrap around.
+    """
     if isinstance(item, bool) or not isinstance(item, (int, float)):
         return None
     if isinstance(item, float) and not math.isfinite(item):
@@ -148,7 +151,9 @@ _MANDATORY_KEYS = {
     "kernels": _ALLOWED_KERNELS,
     "support_device": _ALLOWED_DEVICES,
 }
-"""In the order in which MindSpore checks for them, before it checks any value."""
+"""Mandatory keys in the order in which MindSpore checks that they exist, before it checks any
+value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,9 @@ class CommonSettings:
 def parse_common_settings(
     section: ConfigSection, environ: Mapping[str, str], *, synchronous: bool
 ) -> CommonSettings:
-    """Return the settings; the first error in MindSpore's own order is the one reported."""
+    """Return the settings of the section; of several errors, the first one in MindSpore's own order
+    is raised.
+    """
     section.require_keys(_MANDATORY_KEYS)
     dump_mode = section.read_number_among("dump_mode", (0, 1, 2), _ALLOWED_MODES)
     root = parse_output_root(section, environ)
@@ -253,7 +260,7 @@ def _parse_debug_mode(section: ConfigSection, *, synchronous: bool) -> int:
 
 
 def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFileFormat:
-    """Return the format of files; synchronous dump has only npy."""
+    """Return the format of tensor files; a synchronous dump has only npy."""
     if synchronous:
         if section.values.get("file_format", "npy") != "npy":
             section.add_note("file_format", "is ignored in synchronous dump, which writes npy")
@@ -264,7 +271,9 @@ def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFi
 
 
 def _parse_overflow_limit(section: ConfigSection, debug_mode: int) -> int:
-    """Return after how many operators a rank stops; MindSpore reads the key from 2.4 on."""
+    """Return the number of operators with an overflow after which a rank stops; MindSpore reads
+    this key since 2.4.
+    """
     if debug_mode in (1, 2, 3):
         return section.read_count("overflow_number", "a number from 0 (no limit)", default=0)
     if "overflow_number" in section.values:
@@ -299,11 +308,13 @@ class EndToEndSettings:
     on_device: bool = False
     precision: StatisticPrecision = "high"
     sample_elements: int = 0
-    """Number of elements that a tensor is cut to; 0: no cut."""
+    """Number of elements that tensors are cut to; 0 means that they are not cut."""
 
 
 def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> EndToEndSettings:
-    """Return the settings; the first error in MindSpore's own order is the one reported."""
+    """Return the settings of the section; of several errors, the first one in MindSpore's own order
+    is raised.
+    """
     if E2E_SECTION not in body:
         notes.add(E2E_SECTION, MISSING_VALUE, f"this {_ASYNCHRONOUS_REASON}")
         return EndToEndSettings()
@@ -346,14 +357,14 @@ _INPUTS_REASON = "op_debug_mode 4 writes the inputs of the operator that raised"
 
 
 def select_trigger_mode(debug_mode: int) -> TriggerMode:
-    """Return the trigger that a debug mode stands for."""
+    """Return the trigger that a debug mode selects."""
     return "always" if debug_mode == 0 else "exception" if debug_mode == 4 else "overflow"
 
 
 def apply_debug_mode(
     common: CommonSettings, e2e: EndToEndSettings, notes: ConfigNotes
 ) -> tuple[CommonSettings, EndToEndSettings]:
-    """Return both sections with the changes that the debug mode makes."""
+    """Return the settings of both sections with the changes that the debug mode implies."""
     trigger = select_trigger_mode(common.debug_mode)
     if trigger == "overflow":
         return _apply_overflow_mode(common, notes), e2e
@@ -409,7 +420,7 @@ _ALLOWED_STATISTICS = "an array of " + ", ".join(f'"{item}"' for item in STATIST
 def parse_mindspore_content(
     section: ConfigSection, common: CommonSettings, e2e: EndToEndSettings, profile: Profile
 ) -> ContentSettings:
-    """Return what is kept of a tensor; `section` is the one that `common` came from."""
+    """Return the content settings; `section` is the one that `common` came from."""
     reason = _explain_host_only(common, e2e, profile)
     if e2e.on_device and reason:
         section.notes.add(f"{E2E_SECTION}.stat_calc_mode", "device", f'becomes "host": {reason}')
@@ -432,7 +443,7 @@ def parse_mindspore_content(
 
 
 def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
-    """Return why a device may not compute statistics; empty when it may."""
+    """Return why statistics cannot be computed on the device; empty if they can."""
     if common.saved != "statistic":
         return f'saved_data is "{common.saved}", so the elements come to the host'
     if not e2e.enabled:
@@ -477,7 +488,9 @@ def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tupl
 def parse_mindspore_config(
     body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
 ) -> DumpPlan:
-    """Return the plan; the first error in MindSpore's own order is the one reported."""
+    """Return the plan of a document; of several errors, the first one in MindSpore's own order is
+    raised.
+    """
     note_unknown_keys(body, notes)
     acl_dump = _is_acl_dump(file, environ)
     e2e = parse_e2e(body, file=file, notes=notes)

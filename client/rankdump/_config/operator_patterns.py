@@ -1,11 +1,11 @@
 r"""Entries of `kernels` in MindSpore's configuration: regular expression, full scope name, or
 operator type (MindSpore 2.3, Dump guide). Pure.
 
-Expressions are those of MindSpore's `std::regex`, translated for Python's `re`. Both accept
-nearly the same language: POSIX classes are expanded; what only Python accepts, such as `(?i)` or
-named groups, is rejected, because MindSpore rejects it too. One defect of MindSpore is not
-copied: it doubles the backslashes of a regular expression, so that `[0-9]` works and `\\d` never
-does; here both do.
+Expressions are those of MindSpore's `std::regex`, translated to Python's `re`. Both accept nearly
+the same language: POSIX classes are expanded; constructs that only Python accepts, such as `(?i)`
+or named groups, are rejected, because MindSpore rejects them too. One defect of MindSpore is not
+copied: it doubles the backslashes of a regular expression, so that `[0-9]` works but `\\d` never
+does; here both work.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ _MEMBER_PATTERN = re.compile(_MEMBER_FORM, re.DOTALL)
 
 
 def translate_expression(pattern: str) -> str:
-    """Return the expression for Python's `re`; ValueError names what cannot be translated."""
+    """Return the expression in the syntax of Python's `re`; ValueError names what cannot be
+    translated.
+    """
     try:
         translation = "".join(_translate_tokens(pattern))
         with warnings.catch_warnings():
-            # Where `re` warns, it reads an expression differently from ECMAScript.
+            # If `re` warns, it interprets the expression in another way than ECMAScript.
             warnings.simplefilter("error")
             re.compile(translation)
     except (ValueError, re.error, Warning, OverflowError, RecursionError) as error:
@@ -98,7 +100,8 @@ def _translate_member(member: str) -> str:
                 f"{member!r} is not a character class; known: {', '.join(_POSIX_CLASSES)}"
             )
         return _POSIX_CLASSES[name]
-    # `re` warns of these when doubled or in front, as it may give them a meaning one day.
+    # `re` warns about these characters if they are doubled or come first, because it may give them
+    # a meaning some day.
     return "\\" + member if member in "[&~|-^" else member
 
 
@@ -109,7 +112,7 @@ def _translate_range_end(member: str) -> str:
 
 
 WarningCallback = Callable[[object, str], None]
-"""Takes an entry and a phrase about it."""
+"""Receives an entry and a phrase about it."""
 
 _REGEX_HEAD, _REGEX_TAIL = "name-regex(", ")"
 _CALL_SUFFIX = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
@@ -118,7 +121,7 @@ _SELECTS_EVERYTHING = "selects every operator, as in MindSpore 2.0 and from 2.5 
 
 
 def parse_operator_patterns(items: Sequence[object], warn: WarningCallback) -> OperatorSelection:
-    """Return the operators that entries select; ValueError names an invalid expression."""
+    """Return the operators that the entries select; ValueError names an invalid expression."""
     names: dict[str, None] = {}
     types: dict[str, None] = {}
     patterns: dict[str, None] = {}
@@ -149,7 +152,7 @@ def parse_operator_patterns(items: Sequence[object], warn: WarningCallback) -> O
 
 
 def _normalize_entry(item: object, warn: WarningCallback) -> str:
-    """Return an element as MindSpore reads it: as text, without quotes and blanks."""
+    """Return an entry as MindSpore reads it: as text, without quotes and blanks."""
     compact = (",", ":")
     text = (
         item

@@ -1,6 +1,6 @@
-"""Output root of a dump: `path` of MindSpore's configuration or the environment's value for it, the
-environment's value for its baseline, and facts about a path on the disk, as values. Pure: the disk
-is examined by a `PathProbe`.
+"""Output root of a dump: `path` of MindSpore's configuration or the value that the environment sets
+for it; the value that the environment sets for the baseline; and facts about a path on the disk as
+values. Pure: the disk is examined by a `PathProbe`.
 
 Source: MindSpore 2.3, Dump guide. RANKDUMP_OUTPUT and RANKDUMP_BASELINE are rankdump's own and
 override every other setting.
@@ -20,7 +20,8 @@ _SHELL_WORD = re.compile(r"\$\w+|\$\{\w+\}|(?:^|(?<=/))~\w*")
 
 
 def describe_shell_word(path: str) -> str:
-    """Return the end of a sentence on what a shell would have expanded; empty without any.
+    """Return the end of a sentence about a word in a path that a shell would have expanded; empty
+    if there is none.
 
     >>> describe_shell_word("$HOME/dump")
     ': rankdump does not expand $HOME'
@@ -37,11 +38,11 @@ class PathFacts:
     exists: bool = False
     directory: bool = False
     accessible: bool = False
-    """This process may read and write there."""
+    """Whether this process may read and write there."""
 
     @property
     def fault(self) -> str:
-        """What it would have to be for a folder to write to; empty when it is that."""
+        """Phrase for what the path should be to be a writable folder; empty if it is one."""
         if not self.exists:
             return f"a folder that exists{describe_shell_word(self.absolute)}"
         if not self.directory:
@@ -50,7 +51,7 @@ class PathFacts:
 
 
 PathProbe = Callable[[str], PathFacts]
-"""Examines a path, relative to the working directory."""
+"""Examines a path, which may be relative to the working directory."""
 
 
 OUTPUT_VARIABLE = "RANKDUMP_OUTPUT"
@@ -61,11 +62,13 @@ DEFAULT_FOLDER = "debug_dump"
 _ROOT_PATTERN = re.compile(r"/[A-Za-z0-9_/-]*")
 _ALLOWED_ROOT = "an absolute folder of A-Z a-z 0-9 _ - and /"
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
-"""Linux's limits of one folder's name and of a whole path."""
+"""Linux's limits in bytes for one name and for a whole path."""
 
 
 def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
-    """Return the absolute root; a bad `path` is rejected even when the environment overrides it."""
+    """Return the absolute root; an invalid `path` is rejected even if the environment
+    overrides it.
+    """
     path = common.read_text("path", _ALLOWED_ROOT, "")
     if path and not _ROOT_PATTERN.fullmatch(path):
         raise common.make_error("path", _ALLOWED_ROOT + describe_shell_word(path))
@@ -78,7 +81,7 @@ def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
 
 
 def read_root_override(environ: Mapping[str, str], file: str) -> str:
-    """Return the root of RANKDUMP_OUTPUT, which replaces any other; empty without one."""
+    """Return the root in RANKDUMP_OUTPUT, which replaces any other; empty if it is not set."""
     override = environ.get(OUTPUT_VARIABLE, "")
     if override and not override.startswith("/"):
         raise ConfigError(file, OUTPUT_VARIABLE, override, "an absolute folder")
@@ -86,7 +89,7 @@ def read_root_override(environ: Mapping[str, str], file: str) -> str:
 
 
 def replace_baseline(plan: DumpPlan, environ: Mapping[str, str]) -> DumpPlan:
-    """Return the plan with the baseline of RANKDUMP_BASELINE, which replaces any other."""
+    """Return the plan with the baseline in RANKDUMP_BASELINE, which replaces any other."""
     root = environ.get(BASELINE_VARIABLE, "")
     if root and not root.startswith("/"):
         raise ConfigError("environment", BASELINE_VARIABLE, root, "an absolute folder")
@@ -105,5 +108,5 @@ def _make_default_root(common: ConfigSection, environ: Mapping[str, str]) -> str
 
 
 def tidy_path(path: str) -> str:
-    """Return an absolute path without double slashes, and without one at the end."""
+    """Return an absolute path without double slashes and without a slash at the end."""
     return "/" + "/".join(part for part in path.split("/") if part)

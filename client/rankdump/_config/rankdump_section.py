@@ -1,8 +1,8 @@
-"""Section `rankdump` of a configuration file: how the tree is packed and delivered, and what is
-recorded that no dialect has a key for, with the watch rules of the black box. Pure. MindSpore
-ignores keys it does not know, so one file serves both; here an unknown key is an error.
+"""Section `rankdump` of a configuration file: how the tree is packed and delivered; what is
+recorded in addition to what dialects have keys for; and the watch rules of the black box. Pure.
+MindSpore ignores unknown keys, so one file serves both; in this section an unknown key is an error.
 
-A file with this section alone selects no tensor: a job that uses it has a black box and nothing
+A file that has only this section selects no tensor: a job that uses it has a black box and nothing
 else.
 """
 
@@ -72,9 +72,10 @@ _KEYS = (
     "file_mode",
     "folder_mode",
 )
-# No configuration selects a dump of APIs: its calls come from a separate hook.
+# Layouts of API dumps are left out, because no configuration selects such a dump: its calls come
+# from a separate hook.
 _LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api_files is None)
-# Those of `_codec.file_codec`, which would load zstandard.
+# The names are those of `_codec.file_codec`, whose import would load zstandard.
 _CODEC_NAMES = ("none", "zstd", "zstd-always")
 _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
 _BLACK_BOX_KEYS = tuple(field.name for field in fields(BlackBoxSettings))
@@ -82,18 +83,18 @@ _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
 
 
 class RankdumpSettings(NamedTuple):
-    """What the section sets."""
+    """Settings of the section."""
 
     output: OutputSettings
     delivery: DeliverySettings
     optimizer_states: bool
-    """Whether the states of optimizers that step are selected as well."""
+    """Whether the states of the optimizers that step are selected too."""
     fingerprints: bool
-    """Whether the fingerprint of each tensor is recorded as well."""
+    """Whether the fingerprint of each tensor is recorded too."""
     run_card: bool
-    """Whether the run card of each iteration is recorded as well."""
+    """Whether the run card of each iteration is recorded too."""
     baseline: str
-    """Root of an earlier tree, whose tensors are not stored again; empty for none."""
+    """Root of an earlier tree whose tensors are not stored again; empty for none."""
     black_box: BlackBoxSettings
 
     def make_plan(
@@ -105,7 +106,9 @@ class RankdumpSettings(NamedTuple):
         notes: ConfigNotes,
         enabled: bool = True,
     ) -> DumpPlan:
-        """Return the plan of a dialect with what this section adds; the notes are its warnings."""
+        """Return the plan of a dialect, completed with the settings of this section; the notes
+        become its warnings.
+        """
         return DumpPlan(
             output=self.output,
             selection=_add_optimizer_states(selection, self, notes),
@@ -126,9 +129,9 @@ def parse_rankdump_section(
     notes: ConfigNotes,
     select_layout: Callable[[str], str] | None = None,
 ) -> RankdumpSettings:
-    """Return what the section sets; a missing key keeps the given value.
+    """Return the settings of the section; a missing key keeps the given value.
 
-    `select_layout` returns the layout for a profile where the section names none.
+    `select_layout` returns the layout for a profile if the section names none.
     """
     section = ConfigSection.from_body(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
@@ -148,7 +151,7 @@ def parse_rankdump_section(
 def _add_optimizer_states(
     selection: TensorSelection, settings: RankdumpSettings, notes: ConfigNotes
 ) -> TensorSelection:
-    """Return the selection with the states of optimizers, if the section asks for them."""
+    """Return the selection, with the states of optimizers if the section asks for them."""
     if not settings.optimizer_states:
         return selection
     if selection.trigger != "always" or selection.watched or not selection.outputs:
@@ -160,8 +163,8 @@ def _add_optimizer_states(
 def _complete_content(
     content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
 ) -> ContentSettings:
-    """Return the content with fingerprints, run cards and a baseline, as far as the section asks
-    for them.
+    """Return the content settings, with fingerprints, run cards and a baseline as far as the
+    section asks for them.
     """
     if settings.fingerprints and content.on_device:
         reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
@@ -269,7 +272,9 @@ def _parse_black_box(section: ConfigSection) -> BlackBoxSettings:
 
 
 def _parse_file_mode(section: ConfigSection, key: str, *, must: int, default: int) -> int:
-    """Return a file mode; without the bits in `must` the agent would lock itself out."""
+    """Return a file mode, which must have the bits in `must`: otherwise the agent could not access
+    its own files.
+    """
     allowed = f'an octal text as "{default:04o}" that includes {must:04o}'
     text = section.read_text(key, allowed, f"{default:04o}")
     mode = int(text, 8) if _MODE_PATTERN.fullmatch(text) else 0
@@ -288,7 +293,7 @@ _MAX_VALUE = 1e308
 
 
 def parse_watch_rules(section: ConfigSection) -> tuple[WatchRule, ...]:
-    """Return the rules; ConfigError names the first one that is wrong, and its key."""
+    """Return the watch rules; ConfigError names the first wrong rule and its key."""
     if WATCH_KEY not in section.values:
         return ()
     allowed = f"a list of up to {MAX_RULES} objects"
@@ -348,7 +353,9 @@ def _parse_steps(rule: ConfigSection, key: str, least: int) -> int:
 
 _PATH_KEY = "path"
 BLACK_BOX_VARIABLE = "RANKDUMP_BLACKBOX"
-"""With any text but `0`, a job has a black box, whatever its configuration says."""
+"""Variable that gives a job a black box, whatever its configuration says, if its value is neither
+empty nor `0`.
+"""
 
 
 def is_black_box_forced(environ: Mapping[str, str]) -> bool:
@@ -357,7 +364,7 @@ def is_black_box_forced(environ: Mapping[str, str]) -> bool:
 
 
 def force_black_box(plan: DumpPlan, environ: Mapping[str, str]) -> DumpPlan:
-    """Return the plan with a black box, if the environment switches one on."""
+    """Return the plan, with a black box if the environment switches one on."""
     if plan.black_box.steps or not is_black_box_forced(environ):
         return plan
     return replace(plan, black_box=BlackBoxSettings(DEFAULT_RING_STEPS))
@@ -375,7 +382,9 @@ def parse_own_config(
     environ: Mapping[str, str],
     notes: ConfigNotes,
 ) -> DumpPlan:
-    """Return the plan; `rankdump.path` is the root of the tree, unless RANKDUMP_OUTPUT names it."""
+    """Return the plan of a document; `rankdump.path` is the root of the tree, unless
+    RANKDUMP_OUTPUT names one.
+    """
     section = ConfigSection.from_body(body, RANKDUMP_SECTION, file=file, notes=notes)
     rest = {key: value for key, value in section.values.items() if key != _PATH_KEY}
     own = parse_rankdump_section(

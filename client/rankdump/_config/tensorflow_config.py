@@ -1,5 +1,5 @@
-"""TF Adapter's `DumpConfig` as a plan (TF Adapter, DumpConfig). Pure: the disk is examined by a
-`PathProbe`. The adapter's own checks come first, then those of the engine below it.
+"""Conversion of TF Adapter's `DumpConfig` to a plan (TF Adapter, DumpConfig). Pure: the disk is
+examined by a `PathProbe`. The adapter's own checks come first, then those of the engine below it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _DUMP_DATA_WORDS = ("tensor", "stats")
 
 
 def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> DumpPlan:
-    """Return the plan of the constructor's arguments; ConfigError names the wrong one."""
+    """Return the plan for the arguments of the constructor; ConfigError names the wrong
+    argument.
+    """
     data, debug = _read_flag(values, "enable_dump"), _read_flag(values, "enable_dump_debug")
     if not (data or debug):
         return DumpPlan(OutputSettings(probe(".").absolute), dialect="tf", enabled=False)
