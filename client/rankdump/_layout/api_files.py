@@ -1,21 +1,21 @@
-"""Info and stack files of an api dump: lines, keys and entries, written and read (troubleshooter
-1.0.17 and 1.0.18). Pure.
+"""Info and stack files of an API dump: formats and parses their lines, keys and entries
+(troubleshooter 1.0.17 and 1.0.18). Pure.
 
     [name, step, marks, dtype, shape, [max, min, mean]]                  up to 1.0.17
     [name, step, marks, dtype, shape, [max, min, mean], md5, l2norm]     1.0.18
 
-The info file has one JSON array a line, with the tokens NaN and Infinity. The original tool
-always writes step 1 and no marks. Numbers are those of a float32 where the tensor is no wider.
+The info file has one JSON array per line, with the tokens NaN and Infinity. The original tool
+always writes step 1 and no marks. Numbers are those of a float32 if the tensor's type is not wider.
 The stack file is one JSON object with an indent of 4: for each call the lines of its stack,
-innermost first.
+innermost call first.
 
     torch.nn.Conv2d(0) forward       torch.nn.functional.relu(3) forward
     torch.Tensor.permute(0) forward  torch.matmul(0) forward
     LAYER: blocks.0.conv forward     NN_Conv2d_0_forward_stack_info
 
-The last form is that of MindSpore, of releases up to 1.0.15, and of calls that are not torch's.
-The original tool spells most modules of a LAYER wrongly; here they have their path, if it came
-with dots.
+The last form is used for MindSpore, by releases up to 1.0.15, and for calls that are not torch's.
+The original tool spells most modules in LAYER marks wrongly; here they have their path, if it is
+given with dots.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ from rankdump._layout.profile import format_type_label
 from rankdump.errors import CorruptedError
 
 SUMMARY_ITEMS = ("max", "min", "avg")
-"""Statistics of every line, in their order, by the names of `_core.statistics`."""
+"""Statistics in every line, in this order, by the names of `_core.statistics`."""
 RECOMPUTED_MARKS = json.dumps([RECOMPUTED_MARK])
 _NO_ENTRIES, _UNKNOWN_NUMBER = "[]", "NaN"
 _SHORT_LINE_FIELDS, _LONG_LINE_FIELDS = 6, 8
 _TORCH_PREFIX = "torch."
 _CLASS_FORM = "<class '{}'>"
 _WIDE_TYPES = ("float64", "int64", "uint64", "int32", "uint32")
-"""Types of which a float32 cannot hold every number."""
+"""Types with numbers that a float32 cannot hold."""
 _SCALAR_TYPES = {"int": "int64", "float": "float64", "bool": "bool"}
-"""Element type that a number of Python is dumped with."""
+"""Element type with which each type of Python numbers is dumped."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _quote_text = json.encoder.encode_basestring_ascii
 
 
 @dataclass(frozen=True, slots=True)
 class InfoLine:
-    """One line, read back."""
+    """Parsed line of an info file."""
 
     name: str
-    """Of the tensor, `NN_Conv2d_0_forward_input.0`."""
+    """Name of the tensor, such as `NN_Conv2d_0_forward_input.0`."""
     step: int
     recomputed: bool
     dtype: str
-    """As the line spells it."""
+    """Element type as the line spells it."""
     shape: tuple[int, ...]
     statistics: Mapping[str, float]
-    """Maximum, minimum, mean and norm, as far as the line has them and they are not NaN."""
+    """Maximum, minimum, mean and norm; those that the line lacks, or that are NaN, are left out."""
     md5: str
-    """Empty where the line has none."""
+    """MD5 of the tensor; empty if the line has none."""
 
 
 def format_info_line(
@@ -86,9 +86,9 @@ def format_info_line(
     shape: tuple[int, ...],
     statistics: Mapping[str, str],
 ) -> str:
-    """Return the line of a tensor, without its end.
+    """Return the line of a tensor, without the line end.
 
-    `statistics` are texts by the names of `_core.statistics`; what is missing is NaN.
+    `statistics` are texts by the names of `_core.statistics`; a missing statistic becomes NaN.
     """
     marks = RECOMPUTED_MARKS if place.recomputed else _NO_ENTRIES
     if place.scalar:
@@ -117,12 +117,12 @@ def format_info_line(
 
 @lru_cache(maxsize=64)
 def format_dtype_name(framework: str, dtype: str) -> str:
-    """Return an element type as a framework's own text has it: `torch.float32`, `Float32`."""
+    """Return an element type as a framework prints it, such as `torch.float32` or `Float32`."""
     return format_type_label(dtype) if framework == "mindspore" else _TORCH_PREFIX + dtype
 
 
 def parse_dtype_name(text: str) -> str:
-    """Return the common name of an element type as a line spells it."""
+    """Return the common name of an element type that a line spells in this way."""
     if text.startswith("<class '"):
         return _SCALAR_TYPES.get(text[len("<class '") : -len("'>")], text)
     plain = text.removeprefix(_TORCH_PREFIX).lower()
@@ -130,7 +130,7 @@ def parse_dtype_name(text: str) -> str:
 
 
 def parse_info_line(text: str, *, file: str) -> InfoLine:
-    """Read one line; CorruptedError quotes it when it has another form."""
+    """Parse one line; CorruptedError quotes it if it has another form."""
     try:
         fields: Any = json.loads(text)
         return _parse_info_fields(fields)
@@ -167,7 +167,7 @@ def _parse_info_fields(fields: Any) -> InfoLine:
 
 
 def _format_number(dtype: str, text: str | None) -> str:
-    """Return a statistic as JSON has it."""
+    """Return a statistic in the form that JSON has it."""
     if text is None:
         return _UNKNOWN_NUMBER
     value = float(text)
@@ -208,7 +208,7 @@ _KEY_PREFIXES = {
     "Tensor": "torch.Tensor.",
     "Torch": "torch.",
 }
-"""Prefixes of torch's keys by kind, longer ones first."""
+"""Prefixes of the keys of torch's calls by kind, longer ones first."""
 _PLAIN_KEY_SUFFIX = "_stack_info"
 _MODULE_KEY = re.compile(rf"{LAYER_KIND}: (?P<path>.+) (?P<direction>forward|backward)", re.S)
 _CALL_KEY = re.compile(
@@ -218,14 +218,14 @@ _STACK_LINE = re.compile(
     r"File (?P<file>.*), line (?P<line>[0-9]{1,9}), in (?P<function>.*?), \n ?", re.S
 )
 _MAX_LINE_CHARACTERS = 1 << 14
-"""Longest line that is matched: a longer one could take seconds."""
+"""Maximum length of a line that is matched: matching a longer one could take seconds."""
 _INDENT = " " * 4
 
 
 def make_stack_key(framework: str, op_name: str) -> str:
-    """Return the key of a call by its name, `NN_Conv2d_0_forward`.
+    """Return the key of a call in the stack file, given its name, such as `NN_Conv2d_0_forward`.
 
-    A module's may be `LAYER_blocks.0.conv_forward`, where its path is known.
+    The name of a module may be `LAYER_blocks.0.conv_forward`, if its path is known.
     """
     call = parse_call_name(op_name) if framework == "torch" else None
     if call is not None and call.kind == LAYER_KIND:
@@ -236,7 +236,9 @@ def make_stack_key(framework: str, op_name: str) -> str:
 
 
 def parse_stack_key(key: str) -> str:
-    """Return the name of a key's call, as in the names of its tensors; empty for another form."""
+    """Return the name of the call that a key stands for, as in tensor names; empty for a key of
+    another form.
+    """
     if key.endswith(_PLAIN_KEY_SUFFIX):
         return key.removesuffix(_PLAIN_KEY_SUFFIX)
     module = _MODULE_KEY.fullmatch(key)
@@ -251,12 +253,12 @@ def parse_stack_key(key: str) -> str:
 
 
 def is_module_key(key: str) -> bool:
-    """Return whether a key is a module's, which repeats with every call of the module."""
+    """Return whether a key belongs to a module; it repeats with every call of the module."""
     return key.startswith((f"{LAYER_KIND}: ", f"{LAYER_KIND}_"))
 
 
 def format_stack_entry(key: str, lines: tuple[str, ...]) -> str:
-    """Return an entry of the file, without the comma after it."""
+    """Return an entry of the stack file, without the comma after it."""
     if not lines:
         return f"{_INDENT}{_quote_text(key)}: []"
     body = ",\n".join(f"{_INDENT}{_INDENT}{_quote_text(line)}" for line in lines)
@@ -264,7 +266,9 @@ def format_stack_entry(key: str, lines: tuple[str, ...]) -> str:
 
 
 def read_stack_key(line: str) -> str:
-    """Return the key of the entry that begins in a line of the file; empty when none does."""
+    """Return the key of the entry that begins in a line of the stack file; empty if none begins
+    there.
+    """
     if not line.startswith(f'{_INDENT}"') or not line.endswith((": [", ": []", ": [],")):
         return ""
     try:
@@ -275,7 +279,7 @@ def read_stack_key(line: str) -> str:
 
 
 def parse_source_line(text: str) -> SourceLine | None:
-    """Return the source line that a line of a stack names; None when it names none."""
+    """Return the source line that a line of a stack describes; None if it describes none."""
     found = _STACK_LINE.match(text) if len(text) <= _MAX_LINE_CHARACTERS else None
     if found is None:
         return None

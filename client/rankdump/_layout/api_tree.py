@@ -7,13 +7,13 @@
     {kind}_{api}_{number}_{forward|backward}_{input|output}[.{path}]     a tensor of a call
     LAYER_{module path with _}_forward_input                             a module was called here
 
-A tensor's name is that of its call with its place behind it; it is the same in the info file,
-and no other tensor of a dump has it. A name over 255 bytes is replaced by a number, as in
-MindSpore's tree. A path is one number or two: an input's place among the arguments, those by
-keyword behind the others in the order given; then, of a list, tuple or mapping, which of its
-leaves it is. The tool's own reader fails at anything else. An output has a path only when the
-call returned several. What the program calls an argument instead of such a number is a mark of
-the tensor.
+The name of a tensor is the name of its call, followed by its place; it is the same in the info
+file, and no other tensor of a dump has it. A name over 255 bytes is replaced by a number, as in
+MindSpore's tree. A path has one or two numbers: the place of an input among the arguments, where
+keyword arguments follow the others in the order given; then the index of a leaf in a list, tuple or
+mapping. The tool's own reader fails at anything else. An output has a path only if the call
+returned several. If the program calls an argument by something else than such a number, that name
+is a mark of the tensor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LAYER_KIND = "LAYER"
 """Kind of a mark that names the module of the calls before or after it."""
 CALL_KINDS = ("NN", "Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", LAYER_KIND)
 RECOMPUTED_MARK = "recompute"
-"""Mark of a tensor whose call repeats a forward within the backward."""
+"""Mark of a tensor whose call repeats a forward call within the backward."""
 _WORD_MARK = "="
-"""Start of the mark with a path in the program's spelling."""
+"""Start of the mark with the path in the program's spelling."""
 
 _MAX_REMEMBERED_CALLS = 1 << 14
 _CALL_NAME = re.compile(
@@ -51,25 +51,27 @@ class ApiCall(NamedTuple):
 
     kind: str
     api: str
-    """Name of the function, method or class; of a LAYER the path of the module with `_`."""
+    """Name of the function, method or class; for a LAYER mark, the path of the module with `_`."""
     number: int
-    """Counts the calls of that API from the start of the process; 0 for a LAYER."""
+    """Number of the call among those of its API since the process began; 0 for a LAYER mark."""
     direction: CallDirection = "forward"
 
     @property
     def op_type(self) -> str:
-        """What all calls of that API have in common: `NN_Conv2d`."""
+        """Common part of the names of all calls of the API, such as `NN_Conv2d`."""
         return f"{self.kind}_{self.api}"
 
     @property
     def stem(self) -> str:
-        """Its name without the direction: `NN_Conv2d_0`."""
+        """Name of the call without the direction, such as `NN_Conv2d_0`."""
         kind, api, number, _ = self
         return f"{kind}_{api}" if kind == LAYER_KIND else f"{kind}_{api}_{number}"
 
     @property
     def name(self) -> str:
-        """Its whole name: `NN_Conv2d_0_forward`; an operator's name in a dump."""
+        """Whole name of the call, such as `NN_Conv2d_0_forward`, which is an operator's name in a
+        dump.
+        """
         return f"{self.stem}_{self.direction}"
 
 
@@ -79,30 +81,35 @@ class ApiPlace:
 
     side: TensorSide
     path: str = ""
-    """Behind the first dot: `0`, `1.0`; empty for the only output of a call."""
+    """Path after the first dot, such as `0` or `1.0`; empty for the only output of a call."""
     word: str = ""
-    """The path in the program's spelling: `other`, `extra.bias`, `1.0.0`; empty where equal."""
+    """Path in the program's spelling, such as `other`, `extra.bias` or `1.0.0`; empty if equal to
+    `path`.
+    """
     scalar: str = ""
-    """`int`, `float` or `bool` when it was a number of Python, which is dumped as a tensor."""
+    """Type of a Python number that is dumped as a tensor: `int`, `float` or `bool`; else empty."""
     recomputed: bool = False
 
     @property
     def name(self) -> str:
-        """`input.0`, `output`, `output.1.0`."""
+        """Side and path, such as `input.0`, `output` or `output.1.0`."""
         return f"{self.side.value}.{self.path}" if self.path else self.side.value
 
     @property
     def argument(self) -> str:
-        """Its name with its marks: `input.1:=dim:int`, `input.0:recompute`."""
+        """Name of the place with its marks, such as `input.1:=dim:int` or `input.0:recompute`."""
         word = f"{_WORD_MARK}{self.word}" if self.word else ""
         marks = (word, self.scalar, RECOMPUTED_MARK if self.recomputed else "")
         return ":".join((self.name, *filter(None, marks)))
 
 
-# The same calls come again in every iteration, and in the dump that one is compared with.
+# The cache is useful because the same calls return in every iteration, and in the dump that is
+# compared with.
 @lru_cache(maxsize=_MAX_REMEMBERED_CALLS)
 def parse_call_name(name: str) -> ApiCall | None:
-    """Return the call of a name such as `NN_Conv2d_0_forward`; None for another form."""
+    """Return the call with a name such as `NN_Conv2d_0_forward`; None for a name of
+    another form.
+    """
     found = _CALL_NAME.fullmatch(name)
     if found is not None:
         number = int(found["number"])
@@ -114,7 +121,7 @@ def parse_call_name(name: str) -> ApiCall | None:
 
 
 def parse_place(argument: str) -> ApiPlace | None:
-    """Return the place of an `ApiPlace.argument`; None for another form."""
+    """Return the place with this `ApiPlace.argument`; None for a text of another form."""
     name, *marks = argument.split(":")
     found = re.fullmatch(_PLACE_FORM, name)
     if found is None:
@@ -128,12 +135,12 @@ def parse_place(argument: str) -> ApiPlace | None:
 
 
 def join_tensor_name(op_name: str, place: ApiPlace) -> str:
-    """Return the name of a tensor: in the info file, and of its file without `.npy`."""
+    """Return the name of a tensor as in the info file and, without `.npy`, in its file's name."""
     return f"{op_name}_{place.name}"
 
 
 def parse_tensor_name(name: str) -> tuple[ApiCall, ApiPlace] | None:
-    """Return the call and the place of a tensor's name; None for another form."""
+    """Return the call and the place in the name of a tensor; None for a name of another form."""
     found = _TENSOR_NAME.fullmatch(name)
     call = parse_call_name(found["call"]) if found is not None else None
     if found is None or call is None:
@@ -153,33 +160,35 @@ _SIDE_WORDS = tuple(side.value for side in TensorSide)
 _INFO_NAME = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump_info\.(pkl|csv)")
 _TENSOR_FOLDER = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump")
 _MAX_REMEMBERED_PLACES = 1024
-"""There are few places, whatever the number of calls."""
+"""Number of places that are remembered; there are few, however many calls there are."""
 _SLOT_LIMIT = 1 << 31
 _MAX_SLOT_DIGITS = 11
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFileNames:
-    """Names of the files of one framework's dump."""
+    """Names of the files of one framework's API dump."""
 
     framework: str
-    """One of API_FRAMEWORKS."""
+    """Name of the framework: one of API_FRAMEWORKS."""
     extended: bool = False
-    """As 1.0.18 writes them: the info file ends in `.csv`, and its lines in two more fields."""
+    """Whether files are as release 1.0.18 writes them: the info file ends in `.csv`, and its lines
+    have two more fields.
+    """
 
     @property
     def folder(self) -> str:
-        """The folder of the tensors, in that of the rank."""
+        """Name of the folder of tensors in the folder of the rank."""
         return f"{self.framework}_api_dump"
 
     @property
     def info_file(self) -> str:
-        """The info file; it is text under either suffix."""
+        """Name of the info file, which is text under either suffix."""
         return f"{self.folder}_info.{'csv' if self.extended else 'pkl'}"
 
     @property
     def stack_file(self) -> str:
-        """The file with the stacks of calls."""
+        """Name of the file with the call stacks."""
         return f"{self.folder}_stack.json"
 
 
@@ -189,7 +198,7 @@ def make_api_rank_folder(rank: int) -> str:
 
 
 def make_api_readable_key(key: TensorKey) -> TensorKey:
-    """Return the key that is read back from a path."""
+    """Return the key in the form in which it is read back from a path."""
     op_name = _spell_call(key.op_name)
     call, place = parse_call_name(op_name), _find_place(key)
     return TensorKey(
@@ -208,28 +217,28 @@ def make_api_readable_key(key: TensorKey) -> TensorKey:
 
 
 def is_api_tensor_folder(name: str) -> bool:
-    """Return whether a folder of that name, within a rank's, holds tensors."""
+    """Return whether a folder with this name in the folder of a rank holds tensors."""
     return _TENSOR_FOLDER.fullmatch(name) is not None
 
 
 def parse_info_file_name(name: str) -> ApiFileNames | None:
-    """Return the file names of the dump that an info file belongs to; None for another file."""
+    """Return the file names of the dump that an info file belongs to; None for any other file."""
     found = _INFO_NAME.fullmatch(name)
     return ApiFileNames(found[1], found[2] == "csv") if found is not None else None
 
 
 def make_api_tensor_name(key: TensorKey) -> str:
-    """Return a tensor's name as the info file and its file name spell it."""
+    """Return the name of a tensor as the info file and the name of its own file spell it."""
     return join_tensor_name(_spell_call(key.op_name), _find_place(key))
 
 
 def spell_api_tensor_name(op_name: str, place: ApiPlace) -> str:
-    """Return the same of a tensor at a place of a call."""
+    """Return the name of the tensor at a place of a call, in the spelling of files."""
     return join_tensor_name(_spell_call(op_name), _spell_place(place))
 
 
 def _spell_call(op_name: str) -> str:
-    # Nearly every name is an identifier and occurs once, so a cache would not pay.
+    # There is no cache, because nearly every name is an identifier and occurs only once.
     return op_name if op_name.isidentifier() else sanitize_name(op_name) or "_"
 
 
@@ -246,9 +255,9 @@ def _spell_place(place: ApiPlace) -> ApiPlace:
 
 
 def parse_api_file_name(name: str) -> FileName | None:
-    """Return the parts of the name of a tensor's file; None for another file.
+    """Return the parts of the name of a tensor's file; None for any other file.
 
-    A call that the grammar does not know has its whole name for a type.
+    The operator type of a call that does not match the grammar is its whole name.
     """
     plain = name.removesuffix(PACKED_SUFFIX)
     if not plain.endswith(_NPY_SUFFIX):
@@ -272,16 +281,18 @@ def parse_api_file_name(name: str) -> FileName | None:
 
 
 def split_tensor_name(name: str) -> tuple[str, str, str | None]:
-    """Return the call, the side and the path in the name of a tensor; None without a path."""
+    """Return the call, the side and the path in the name of a tensor; the path is None if there is
+    none.
+    """
     stem, dot, path = name.partition(".")
     op_name, _, side = stem.rpartition("_")
     return op_name, side, path if dot else None
 
 
 def get_slot(place: ApiPlace) -> int:
-    """Return the number of an argument or a result; 0 where its place has none.
+    """Return the number of an argument or a result; 0 if its place has no number.
 
-    The parts of one argument share it, and differ in their places.
+    The parts of one argument have the same number, and differ in their places.
     """
     first = place.path.partition(".")[0]
     plain = first.isascii() and first.isdecimal()

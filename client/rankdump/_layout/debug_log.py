@@ -8,10 +8,11 @@ of `debug_string()` (torch 2.10 and later). Pure.
           aten::t(t$9: f32[3, 4])  ->  t$10: f32[4, 3]  # {'input_hash': ((3.2,), {}), 'hash': 3.2}
 
 A call has its operator, its arguments as text, and with `log_tensor_hashes` a hash of each tensor:
-`norm` is the L1 norm in float64, `hash_tensor` a sum of exclusive ors, a list of both is a tuple.
-Hashes stand in the shape of the arguments, with None for what is no tensor, so the leaves that are
-numbers belong to the tensors in their order. Modules stand before the calls within them, which are
-one level deeper. A backward is known by the stack of its forward, where stacks were recorded.
+`norm` is the L1 norm in float64, `hash_tensor` a sum of exclusive ors, and a list of both becomes a
+tuple. Hashes have the structure of the arguments, with None for values that are no tensors, so the
+leaves that are numbers belong to the tensors in their order. The line of a module comes before the
+lines of the calls within it, which are one level deeper. A backward is recognised by the stack of
+its forward, if stacks were recorded.
 """
 
 from __future__ import annotations
@@ -63,24 +64,26 @@ _NUMBER = re.compile(r"-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:e[-+]?[0-9]{1,4})?|i
 _TOKEN = re.compile(
     rf"\s*({_NUMBER.pattern}|'[^'\\]*'|None|True|False|torch\.\w+|[(){{}}\[\],])(\s*:)?\s*"
 )
-"""Part of what Python prints for the hashes of a call; a key has a colon behind it."""
+"""Token of the text that Python prints for the hashes of a call; a key is followed by a colon."""
 _OPENING, _CLOSING = "([{", ")]}"
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line (?P<line>[0-9]{1,9}), in (?P<function>.*)')
 _MODULE_HEADER = "nn.Mod"
 _COLLECTIVE_SPACES = ("c10d::", "_c10d_functional::")
 _NAMED_GROUP_SPACE = _COLLECTIVE_SPACES[1]
-"""Of operators whose last argument is the name of the group; others have it as an object."""
+"""Namespace of operators whose last argument is the name of the group; other operators have the
+group as an object.
+"""
 _UNKNOWN_GROUP = "unknown"
 _LAST_TEXT = re.compile(r", '?([\w.]+)'?$")
 _WAIT = "wait_tensor"
 
 
 class _LoggedCall(NamedTuple):
-    """One record of a log."""
+    """One record of a log: a call, or the begin of a module."""
 
     depth: int
     module: str
-    """Path of a module that begins; empty for a call."""
+    """Path of the module that begins; empty for a call."""
     name: str = ""
     arguments: str = ""
     results: str = ""
@@ -90,7 +93,7 @@ class _LoggedCall(NamedTuple):
 
 
 def is_debug_log(start: bytes) -> bool:
-    """Return whether a file that begins like that is a log of DebugMode."""
+    """Return whether a file with this beginning is a log of DebugMode."""
     if start.lstrip().startswith(b"{"):
         return _FORMAT_MARK in start
     marked = any(mark in start for mark in _TEXT_MARKS)
@@ -98,7 +101,7 @@ def is_debug_log(start: bytes) -> bool:
 
 
 def parse_debug_log(data: bytes) -> list[ForeignCall]:
-    """Return the calls of a log; CorruptedError for one of another form or version."""
+    """Return the calls of a log; CorruptedError for another form or version."""
     return [call for call, _ in _name_calls(_parse_log(data))]
 
 
@@ -169,7 +172,7 @@ def _parse_record(record: Any) -> _LoggedCall:
             for key, field in (("input_hash", "pre_hashes"), ("hash", "post_hashes"))
             if record.get(field)
         }
-        # A kernel writes to its arguments.
+        # A kernel writes to its arguments, so they are its results too.
         given = str(record["kwargs_str"])
         return _LoggedCall(depth, "", str(record["kernel_name"]), given, given, hashes, str(stack))
     if kind == "redistribute":
@@ -178,7 +181,7 @@ def _parse_record(record: Any) -> _LoggedCall:
 
 
 def _decode_value(value: Any) -> Any:
-    """Return a value of `save_logs`, which has its type beside it."""
+    """Return a value that `save_logs` wrote together with its type."""
     kind = value["type"]
     if kind in ("tuple", "list"):
         return [_decode_value(item) for item in value["items"]]
@@ -207,7 +210,9 @@ def _parse_text(text: str) -> Iterator[_LoggedCall]:
 
 
 def _parse_hashes(text: str, number: int) -> Mapping[str, Any]:
-    """Return the numbers behind each key of a dictionary as Python prints it, without its start."""
+    """Return the numbers after each key of a dictionary that Python printed; `text` lacks the
+    beginning.
+    """
     found: dict[str, list[float | int]] = {}
     depth, key, at = 1, "", 0
     while depth:
@@ -228,7 +233,9 @@ def _parse_hashes(text: str, number: int) -> Mapping[str, Any]:
 
 
 def _name_calls(logged: Sequence[_LoggedCall]) -> Iterator[tuple[ForeignCall, _LoggedCall]]:
-    """Yield the calls with their names: the module that they are in, and their number in it."""
+    """Yield the calls with their names, which consist of the module that they are in
+    and a number.
+    """
     modules: list[tuple[int, str]] = []
     counts: Counter[tuple[str, str, bool]] = Counter()
     for each in logged:
@@ -267,7 +274,7 @@ def _find_group(call: _LoggedCall) -> str:
 
 
 def _name_operator(name: str) -> str:
-    """Return the type of an operator: `add` of `aten::add.Tensor` and of `torch.add`."""
+    """Return the type of an operator, such as `add` for `aten::add.Tensor` and for `torch.add`."""
     method = _METHOD_NAME.fullmatch(name)
     if method is not None:
         return method["name"]
@@ -298,7 +305,7 @@ def _find_tensors(side: TensorSide, text: str, hashes: object) -> Iterator[Forei
 
 
 def _list_leaves(value: object) -> Iterator[float | int]:
-    """Yield the numbers among the hashes of the tensors of a side."""
+    """Yield the numbers among the hashes of the tensors on one side."""
     if isinstance(value, dict):
         value = list(cast("dict[str, object]", value).values())
     if isinstance(value, (list, tuple)):

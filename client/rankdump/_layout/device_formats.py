@@ -9,10 +9,10 @@
 
 A format cuts one axis into blocks of C0 elements, pads the last block and reorders the blocks;
 nothing is computed. So a conversion is a view of the same bytes with its axes in another order,
-cropped by msaccucmp's rules, and one copy of that view. In FRACTAL_NZ a vector is the first row
-of its blocks. In FRACTAL_Z of a grouped convolution several groups share a block, each on its own
-diagonal: of G groups with `cin` channels and `cout` filters each, one block holds E, the fewest
-that fill blocks of C0 by 16. Source: CANN, msaccucmp and the GE format transfers.
+cropped by msaccucmp's rules, and one copy of that view. In FRACTAL_NZ a vector is the first row of
+its blocks. In FRACTAL_Z of a grouped convolution several groups share a block, each on its own
+diagonal: for G groups with `cin` channels and `cout` filters each, one block holds E groups, the
+smallest number that fills blocks of C0 by 16. Source: CANN, msaccucmp and the GE format transfers.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ TileArray: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TensorTiles:
-    """A tensor as it lies in memory, its axes in the order in which it is wanted."""
+    """A tensor in its memory layout, with its axes in the wanted order."""
 
     view: TileArray
     split: int | None = None
-    """The axis that is in blocks; the axis behind it has the elements of a block."""
+    """Index of the axis that is divided into blocks; the axis after it has the elements of a block.
+    None if no axis is divided.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents, with the padding of the last block."""
+        """Extents of the axes, including the padding of the last block."""
         shape, at = self.view.shape, self.split
         if at is None:
             return shape
         return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
 
     def reorder(self, order: Sequence[int]) -> TensorTiles:
-        """Return the same with its axes in another order; numbers as `shape` counts them."""
+        """Return the tiles with their axes in another order; axes are numbered as in `shape`."""
         at = self.split
         if at is None:
             return TensorTiles(transpose_axes(self.view, order))
@@ -60,19 +62,19 @@ class TensorTiles:
         return TensorTiles(transpose_axes(self.view, axes), list(order).index(at))
 
     def copy_elements(self, shape: tuple[int, ...]) -> TileArray:
-        """Return the first elements of each axis, contiguous."""
+        """Return the first elements of each axis as a contiguous array of this shape."""
         whole = np.empty(shape, self.view.dtype)
         for place, part in self._pairs(whole):
             copy_array(place, part)
         return whole
 
     def fill_from(self, whole: TileArray) -> None:
-        """Copy a tensor of at most this shape into the tiles; the padding stays as it is."""
+        """Copy a tensor of at most this shape into the tiles; the padding is not changed."""
         for place, part in self._pairs(whole):
             copy_array(part, place)
 
     def _pairs(self, whole: TileArray) -> Iterator[tuple[TileArray, TileArray]]:
-        """Yield pieces of a tensor and their places here: whole blocks, then the rest."""
+        """Yield pieces of a tensor with their places in the tiles: whole blocks, then the rest."""
         at, view = self.split, self.view
         if at is None:
             yield whole, view[tuple(map(slice, whole.shape))]
@@ -94,25 +96,29 @@ def transpose_axes(array: TileArray, axes: Sequence[int]) -> TileArray:
 
 
 CUBE_SIZE = 16
-"""Rows of a block, and C0 of elements that have more than one byte on the device."""
+"""Number of rows of a block; also C0 for elements of more than one byte on the device."""
 BYTE_CUBE_SIZE = 32
-"""C0 of elements of one byte."""
+"""C0 for elements of one byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalLayout:
-    """A tensor's layout before the device changed it."""
+    """Layout of a tensor before the device changed it."""
 
     shape: tuple[int, ...] = ()
-    """In the format that the tensor is converted to, as msaccucmp takes it; empty: not known."""
+    """Shape in the format that the tensor is converted to, as msaccucmp takes it; empty
+    if unknown.
+    """
     groups: int = 0
-    """Of a grouped convolution; 0 and 1 are none."""
+    """Number of groups of a grouped convolution; 0 and 1 mean none."""
     c0: int = 0
-    """Elements of a block; 0: that of the shape, or the usual one for the size of an element."""
+    """Elements of a block; 0 means that of the shape, or the usual number for the size of an
+    element.
+    """
 
 
 def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
-    """Return the original extents by their letters; CorruptedError when there are not as many."""
+    """Return the original extents by their letters; CorruptedError if their number differs."""
     if len(origin.shape) != len(letters) or 0 in origin.shape:
         raise CorruptedError(
             f"the original shape is {origin.shape}, but {letters} needs {len(letters)} extents "
@@ -122,7 +128,7 @@ def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
 
 
 def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) -> int:
-    """Return C0, the last extent; CorruptedError when the header contradicts itself."""
+    """Return C0, which is the last extent; CorruptedError if the header contradicts itself."""
     c0 = shape[-1]
     if c0 == 0 or origin.c0 not in (0, c0):
         declared = f", but its format word declares {origin.c0}" if origin.c0 else ""
@@ -131,12 +137,12 @@ def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) 
 
 
 def get_usual_block_size(item_bytes: int, origin: OriginalLayout) -> int:
-    """Return C0 for a tensor that is to be laid out (GE's rule)."""
+    """Return C0 for a plain tensor that is to be laid out in blocks (GE's rule)."""
     return origin.c0 or (BYTE_CUBE_SIZE if item_bytes == 1 else CUBE_SIZE)
 
 
 def check_dimensions(shape: tuple[int, ...], rank: int, source: str) -> None:
-    """Reject a shape that has another number of extents than its format."""
+    """Raise CorruptedError for a shape that has another number of extents than its format."""
     if len(shape) != rank:
         raise CorruptedError(f"{source} needs {rank} extents, but the shape is {shape}")
 
@@ -146,13 +152,15 @@ DEEP_ORDERS = ("NCDHW", "NDHWC", "DHWCN")
 
 
 def _open_plain(letters: str, wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
-    """Return a tensor of plain order in another one."""
+    """Return the tiles of a tensor of one plain order in another plain order."""
     check_dimensions(array.shape, len(letters), letters)
     return _order_tiles(TensorTiles(array), letters, wanted)
 
 
 def _open_channels(wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
-    """Return an NC1HWC0 tensor, or an NDC1HWC0 one for an order with a depth, in a plain order."""
+    """Return the tiles of an NC1HWC0 tensor, or for an order with a depth of an NDC1HWC0 one, in a
+    plain order.
+    """
     is_deep = "D" in wanted
     source, letters, split = ("NDC1HWC0", "NDCHW", 2) if is_deep else ("NC1HWC0", "NCHW", 1)
     check_dimensions(array.shape, len(letters) + 1, source)
@@ -161,7 +169,7 @@ def _open_channels(wanted: str, array: TileArray, origin: OriginalLayout) -> Ten
 
 
 def _open_fractal_z(wanted: str, array: TileArray, origin: OriginalLayout) -> TensorTiles:
-    """Return a FRACTAL_Z or FRACTAL_Z_3D tensor, without groups, in a plain order."""
+    """Return the tiles of a FRACTAL_Z or FRACTAL_Z_3D tensor without groups in a plain order."""
     source = "FRACTAL_Z_3D" if "D" in wanted else "FRACTAL_Z"
     check_dimensions(array.shape, 4, source)
     c0 = get_block_size(array.shape, origin, source)
@@ -223,7 +231,7 @@ _FRACTAL_Z = "FRACTAL_Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupedLayout:
-    """Layout of the groups of one tensor."""
+    """Layout of the groups of one tensor of a grouped convolution."""
 
     groups: int
     cin: int
@@ -234,14 +242,14 @@ class GroupedLayout:
 
     @property
     def together(self) -> int:
-        """Groups in one block."""
+        """Number of groups in one block."""
         in_blocks = math.lcm(self.cin, self.c0) // self.cin
         out_blocks = math.lcm(self.cout, CUBE_SIZE) // self.cout
         return min(math.lcm(in_blocks, out_blocks), self.groups)
 
     @property
     def extents(self) -> tuple[int, int, int, int, int, int]:
-        """Blocks of groups, C1, H, W, filters, C0."""
+        """Extents on the device: blocks of groups, C1, H, W, filters, C0."""
         blocks = -(-self.groups // self.together)
         c1 = -(-self.together * self.cin // self.c0)
         filters = -(-self.together * self.cout // CUBE_SIZE) * CUBE_SIZE
@@ -249,7 +257,7 @@ class GroupedLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Shape on the device."""
+        """Shape of the tensor on the device."""
         blocks, c1, height, width, filters, c0 = self.extents
         return blocks * c1 * height * width, filters // CUBE_SIZE, CUBE_SIZE, c0
 
@@ -293,7 +301,7 @@ def _make_grouped_layout(extents: dict[str, int], groups: int, c0: int) -> Group
 def _iterate_pieces(
     whole: TileArray, blocks: TileArray, plan: GroupedLayout
 ) -> Iterator[tuple[TileArray, TileArray]]:
-    """Yield pieces of filters (n, c, h, w) and their places; a piece lies in one block."""
+    """Yield pieces of filters (n, c, h, w) with their places; each piece lies in one block."""
     for group in range(plan.groups):
         block, within = divmod(group, plan.together)
         filters = slice(group * plan.cout, (group + 1) * plan.cout)
@@ -316,7 +324,9 @@ _MIN_FRACTAL_NZ_DIMENSIONS = 4
 
 
 def _open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
-    """Return a FRACTAL_NZ tensor as matrices, or as a vector when the original shape is one."""
+    """Return the tiles of a FRACTAL_NZ tensor as matrices, or as a vector if the original shape is
+    one.
+    """
     if array.ndim < _MIN_FRACTAL_NZ_DIMENSIONS:
         raise CorruptedError(
             f"{_FRACTAL_NZ} has {_MIN_FRACTAL_NZ_DIMENSIONS} extents or more, but the shape is "
@@ -351,7 +361,7 @@ def _check_original_shape(
     width: int,
     shape: tuple[int, ...],
 ) -> None:
-    """Reject an original shape that would have other blocks."""
+    """Raise CorruptedError for an original shape that would have other blocks."""
     if not wanted:
         return
     vector = len(wanted) == 1 and len(padded) == 2 and padded[0] == height
@@ -371,9 +381,9 @@ def _check_original_shape(
 
 
 def _crop_shape(shape: tuple[int, ...], original: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape without padding; None when the original one is not a part of it.
+    """Return the shape without padding; None if the original shape is not a part of it.
 
-    The original shape is taken in its own order, not the target's, with ones appended. Where
+    The original shape is taken in its own order, not in that of the target, with ones appended. If
     nothing is padded there is nothing to crop, whatever the order.
     """
     if not original or math.prod(original) == math.prod(shape):
@@ -390,20 +400,20 @@ class ConvertedTensor:
 
     array: TileArray
     has_padding: bool = False
-    """Whether padding was kept, because the original shape is not a part of the result."""
+    """Whether padding was kept because the original shape is not a part of the result."""
 
 
 FormatConversion: TypeAlias = "Callable[[TileArray, OriginalLayout], TensorTiles | TileArray]"
-"""Returns tiles, of which the padding is cropped, or the tensor as it is to be."""
+"""Returns tiles whose padding is still to be cropped, or the final tensor."""
 
 
 def convert_format(
     array: TileArray, source: str, target: str, origin: OriginalLayout | None = None
 ) -> ConvertedTensor:
-    """Return a tensor of device shape in another format, its padding cropped.
+    """Return a tensor with a device's shape in another format, its padding cropped.
 
-    UnsupportedError when there is no such conversion, CorruptedError when shape, original shape and
-    format contradict each other. Nothing larger than the tensor and its padding is allocated.
+    UnsupportedError if there is no such conversion, CorruptedError if shape, original shape and
+    format contradict each other. Nothing larger than the tensor with its padding is allocated.
     """
     if source == target:
         return ConvertedTensor(np.ascontiguousarray(array))
@@ -420,7 +430,7 @@ def convert_format(
 
 
 def list_target_formats(source: str) -> tuple[str, ...]:
-    """Return the formats that one can be converted to."""
+    """Return the formats that tensors of a format can be converted to."""
     return tuple(target for known, target in CONVERSIONS if known == source)
 
 
@@ -431,7 +441,7 @@ def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
         found["FRACTAL_Z", wanted] = partial(_read_fractal_z, wanted)
         found[wanted, "NC1HWC0"] = partial(_lay_out_channels, wanted)
         found[wanted, "FRACTAL_Z"] = partial(_lay_out_fractal_z, wanted)
-        # Matrices have no letters: the content of FRACTAL_NZ is the same in any of these.
+        # Matrices have no letters, so the content of FRACTAL_NZ is the same in all of these orders.
         if wanted != "HWCN":
             found["FRACTAL_NZ", wanted] = _open_fractal_nz
     for wanted in DEEP_ORDERS:
@@ -448,5 +458,5 @@ def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
 
 
 CONVERSIONS = _make_conversions()
-"""Conversions by source and target."""
+"""Conversions by source and target format."""
 TARGET_FORMATS = tuple(sorted({target for _, target in CONVERSIONS}))

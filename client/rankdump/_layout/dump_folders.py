@@ -1,5 +1,5 @@
-"""Folders of a root that hold dumped files, and the tensors that a file of any tree may hold, by
-its path alone. Pure.
+"""Folders below a root that hold dumped files, and the tensors that a file of any tree may hold,
+determined by its path alone. Pure.
 
     rank_{rank}/{net}/{graph}/{iteration}|constants/                       MindSpore's, all releases
     rank{rank}/{framework}_api_dump/                                       api_dump's, beside tables
@@ -42,20 +42,22 @@ ROOT_FORMS = (
     "rank_0/ (MindSpore), rank0/ (api_dump), [STEP/]YYYYmmddHHMMSS/DEVICE/ (CANN), DEVICE/ (its "
     "captured streams) or extra-info/data-dump/DEVICE/ (its exceptions)"
 )
-"""Contents of a root, in one line."""
+"""Text that describes the contents of a root in one line."""
 MAX_TREE_DEPTH = 6
-"""Most folders below a root: step, time, device, model and its two numbers."""
+"""Maximum number of nested folders below a root: step, time, device, model and the model's two
+numbers.
+"""
 _NUMBER_NAME = re.compile(NUMBER_PATTERN)
 _TIME_NAME = re.compile(r"[0-9]{14}")
 _NET_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MODEL_NAME = re.compile(r"[^./\\ ]+")
 _EXCEPTION_FOLDERS = ("extra-info", "data-dump")
 _MODEL_LEVELS = 3
-"""Model, number of the model, iteration."""
+"""Number of folders for a model: model, number of the model, iteration."""
 
 
 class NameScheme(Enum):
-    """Scheme by which the files of a folder are named."""
+    """Scheme by which files in a folder are named."""
 
     NONE = "it holds no dumped files"
     RANK = "MindSpore's"
@@ -68,36 +70,36 @@ class NameScheme(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DumpFolder:
-    """A folder on the way to dumped files, or one that holds them."""
+    """A folder that holds dumped files, or through which a path to them leads."""
 
     names: NameScheme = NameScheme.NONE
     rank: int = 0
-    """The rank, or the number of the device."""
+    """Number of the rank, or of the device."""
     device: bool = False
     """Whether `rank` is the number of a device."""
     net_name: str = ""
     graph: int = 0
-    """Number of the graph, or of the model."""
+    """Number of the graph or of the model."""
     iteration: int | None = None
-    """None where no folder names it, and for constants."""
+    """Iteration; None if no folder names it, and for constants."""
     constant: bool = False
     base: str = ""
     """Path of the folder of the rank or device."""
     enter: Callable[[DumpFolder, str], DumpFolder | None] | None = None
-    """Returns the folder of a name in it; None where no such folder matters."""
+    """Returns the folder with a name in this folder; None if the name does not belong to a tree."""
     step: int | None = None
-    """Iteration, where the outermost folder names it."""
+    """Iteration in the name of the outermost folder; None if it names none."""
     levels: tuple[str, ...] = ()
-    """Names below the device's folder."""
+    """Names of the folders below that of the device."""
 
 
 def enter_folder(folder: DumpFolder, name: str) -> DumpFolder | None:
-    """Return the folder of that name in a folder; None when no dumped files can be below it."""
+    """Return the folder with this name in a folder; None if it cannot contain dumped files."""
     return folder.enter(folder, name) if folder.enter is not None else None
 
 
 def find_folder(path: str) -> DumpFolder | None:
-    """Return the folder at a path below the root; None when no tree has one there."""
+    """Return the folder at a path below the root; None if no tree has a folder there."""
 
     def deeper(folder: DumpFolder | None, name: str) -> DumpFolder | None:
         return enter_folder(folder, name) if folder is not None else None
@@ -106,7 +108,7 @@ def find_folder(path: str) -> DumpFolder | None:
 
 
 def is_tree_number(name: str) -> bool:
-    """Return whether a name is a number as trees write it."""
+    """Return whether a name is a number in the spelling of trees."""
     return _NUMBER_NAME.fullmatch(name) is not None
 
 
@@ -155,7 +157,7 @@ def _enter_step(folder: DumpFolder, name: str) -> DumpFolder | None:
 
 
 def _enter_time(folder: DumpFolder, name: str) -> DumpFolder | None:
-    if _TIME_NAME.fullmatch(name) and folder.step is None:  # a step that looks like a time
+    if _TIME_NAME.fullmatch(name) and folder.step is None:  # a step may look like a time
         return DumpFolder(base=f"{folder.base}/{name}", enter=_enter_time, step=int(folder.base))
     if not is_tree_number(name):
         return None
@@ -182,7 +184,7 @@ def _enter_device(folder: DumpFolder, name: str) -> DumpFolder | None:
         model, rest = first, numbers
     else:
         model, rest = "", list(levels)
-    # A single number is the iteration's, and a single one behind a model the model's.
+    # A single number is that of the iteration; a single number after a model is that of the model.
     graph = int(rest[0]) if model or len(rest) > 1 else 0
     last = int(rest[-1]) if not model or len(rest) > 1 else None
     return replace(
@@ -216,9 +218,9 @@ _SYNCHRONOUS_FORMAT = "DefaultFormat"
 
 
 def parse_tensor_path(path: str) -> TensorKey | None:
-    """Return the key of a file that holds one tensor; None for another file.
+    """Return the key of a file that holds one tensor; None for any other file.
 
-    In the place of a shortened name pass the full one from `mapping.csv`.
+    If the name was shortened, the full name from `mapping.csv` must be passed.
     """
     parent, _, name = path.rpartition("/")
     folder = find_folder(parent)
@@ -229,7 +231,7 @@ def parse_tensor_path(path: str) -> TensorKey | None:
 
 
 def parse_name_in_folder(folder: DumpFolder, name: str) -> FileName | None:
-    """Return the parts of a file name in a folder; None when it is not a dumped file's."""
+    """Return the parts of a file name in a folder; None if it is not the name of a dumped file."""
     if folder.names is NameScheme.RANK:
         return _parse_name_in_rank(name)
     if folder.names in (NameScheme.API, NameScheme.API_TABLES):
@@ -245,9 +247,9 @@ def parse_name_in_folder(folder: DumpFolder, name: str) -> FileName | None:
 def find_absent_names(
     folder: DumpFolder, names: LongFileNames, there: Collection[str]
 ) -> list[str]:
-    """Return the names in the `mapping.csv` of a folder whose files are missing.
+    """Return those names in the `mapping.csv` of a folder whose files are missing.
 
-    Files of single tensors of an operator are removed when they are joined, and their rows stay.
+    Files of single tensors of an operator are removed when they are joined, but their rows stay.
     """
     files = (
         (name, parse_name_in_folder(folder, names.get_full_name(name)))
@@ -265,13 +267,13 @@ def make_tensor_key(
     rank: int | None = None,
     iteration: int | None = None,
 ) -> TensorKey:
-    """Return the key of a tensor of a file.
+    """Return the key of a tensor in a file.
 
-    `rank` replaces the folder's; `iteration` is used where neither folder nor name has one.
+    `rank` replaces that of the folder; `iteration` is used if neither folder nor name has one.
     """
     dated = file.number if folder.iteration is None else folder.iteration
     _, op_type, op_name, task, stream, timestamp_us, _, _, laid, element, *_, argument = file
-    # By place: names would take longer than the key itself.
+    # Arguments are positional, because keywords would take longer than creating the key.
     return TensorKey(
         folder.rank if rank is None else rank,
         folder.net_name,
@@ -294,9 +296,9 @@ def make_tensor_key(
 def _parse_name_in_rank(name: str) -> FileName | None:
     file = tree_paths.parse_mindspore_name(name)
     if file is None:
-        # MindSpore never left the stream out of a tensor's name.
+        # Names of tensors by MindSpore always contain the stream.
         other = parse_file_name(name)
         return None if other is not None and other.kind is FileKind.TENSOR else other
-    # Names of asynchronous dumps are CANN's; those of parameters have dots in synchronous ones.
+    # Names in asynchronous dumps are CANN's; names of parameters in synchronous dumps have dots.
     is_cann = file.tensor_format != _SYNCHRONOUS_FORMAT and "." not in file.op_name
     return parse_file_name(name) if is_cann and file.op_type.startswith(ACLNN_PREFIX) else file

@@ -1,5 +1,5 @@
-"""Names of dumped files of any writer, parsed into one value for every form, and the full names in
-a folder's `mapping.csv`. Pure.
+"""Names of dumped files of any writer, all forms parsed into one value; and the full names in the
+`mapping.csv` of a folder. Pure.
 
     {type}.{name}.{task}[.{stream}].{stamp}                            a bin file; `.csv`: its table
     {type}.{name}.{number}.{task}.{stream}.{stamp}                     of a captured stream
@@ -11,10 +11,10 @@ a folder's `mapping.csv`. Pure.
     exception_info.{stream}.{task}.{stamp}                             an exception
     {kernel}.{stream}.{task}.{core type}.{core}.{stamp}                an exception, by a callback
 
-Each ends in `.zst` where it is packed. Source: CANN, dump file names. In aclnn's names the name of
-the API, which is the operator's, comes first. Rows of `mapping.csv` are written by MindSpore, by
-CANN (which adds a row for every block it writes) and by rankdump; a name on disk is a number,
-with or without the file's suffix.
+Each name ends in `.zst` if the file is packed. Source: CANN, dump file names. Names of aclnn begin
+with the name of the API, which is that of the operator. Rows of `mapping.csv` are written by
+MindSpore, by CANN (which adds a row for every block it writes) and by rankdump; a name on disk is a
+number, with or without the file's suffix.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ UNKNOWN_ID = 65535
 ACLNN_PREFIX = "aclnn"
 PACKED_SUFFIX = ".zst"
 _JSON_SUFFIX = ".json"
-# Plain digits without leading zeros: exactly one text per number, and none too long for int().
+# Numbers are digits without leading zeros, so that each number has exactly one text, and none is
+# too long for `int`.
 NUMBER_PATTERN = r"(?:0|[1-9][0-9]{0,19})"
 _MAX_TASK_TYPE = 4
-"""AICORE, AICPU, DEBUG, HCCL, FFTSPLUS."""
+"""Largest number of a task type: AICORE, AICPU, DEBUG, HCCL, FFTSPLUS."""
 _MAX_ID = (1 << 32) - 1
 _MIN_NUMBERS, _MAX_NUMBERS = 2, 4
-"""Numbers of a name before those that FFTS adds."""
+"""Minimum and maximum count of numbers in a name, before those that FFTS adds."""
 _OVERFLOW_WORDS = ("Opdebug", "Node_OpDebug")
 OVERFLOW_PREFIX = ".".join((*_OVERFLOW_WORDS, ""))
 """Prefix of the names of overflow files."""
@@ -55,27 +56,29 @@ _EXCEPTION_INFO = "exception_info"
 
 
 class FileKind(Enum):
-    """Content of a file."""
+    """Kind of content of a file."""
 
     TENSOR = "npy"
     OPERATOR = "bin"
-    """All tensors of an operator."""
+    """The file has all tensors of an operator."""
     MEMBER = "bin of one tensor"
     TABLE = "csv"
-    """Statistics of an operator's tensors."""
+    """The file has statistics of an operator's tensors."""
     OVERFLOW = "overflow"
-    """State of the cores, with no tensor of an operator."""
+    """The file has the state of the cores, and no tensor of an operator."""
     OVERFLOW_JSON = "overflow as JSON"
 
     @property
     def holds_tensors(self) -> bool:
-        """Whether it is a tensor, or has some in it."""
-        # Nearly every file of a folder is a tensor.
+        """Whether the file is a tensor or contains tensors."""
+        # The first comparison decides for nearly every file of a folder.
         return self is FileKind.TENSOR or self in (FileKind.OPERATOR, FileKind.MEMBER)
 
 
 class FileName(NamedTuple):
-    """Parts of a file's name. A NamedTuple, which is made fastest: a tree has one for each file."""
+    """Parts of the name of a file. It is a NamedTuple because that is created fastest: there is one
+    for each file of a tree.
+    """
 
     kind: FileKind
     op_type: str
@@ -83,45 +86,45 @@ class FileName(NamedTuple):
     task: int
     stream: int
     timestamp_us: int
-    """Of an exception: the digits of its date."""
+    """Time stamp in microseconds; for an exception, the digits of its date."""
     side: TensorSide = TensorSide.INPUT
-    """Of a tensor, a member or the JSON of an overflow, like what follows."""
+    """Side; this field and those after it apply to tensors, members, and the JSON of overflows."""
     slot: int = 0
     tensor_format: str = ""
     element: str = ""
     number: int | None = None
-    """Iteration, of a captured stream."""
+    """Iteration in the name of a captured stream; None for other files."""
     part: tuple[int, ...] = ()
-    """Task type, context, thread and device of a part of an FFTS task."""
+    """Task type, context, thread and device of a part of an FFTS task; empty for others."""
     argument: str = ""
-    """Place of the tensor in its call, in a dump of APIs."""
+    """Place of the tensor in its call, in an API dump."""
 
     @property
     def context(self) -> int:
-        """Of a part of an FFTS task; 65535 of a whole one."""
+        """Context of a part of an FFTS task; 65535 for a whole task."""
         return self.part[1] if self.part else UNKNOWN_ID
 
     @property
     def thread(self) -> int:
-        """Of a part of an FFTS task; 65535 of a whole one."""
+        """Thread of a part of an FFTS task; 65535 for a whole task."""
         return self.part[2] if self.part else UNKNOWN_ID
 
     @property
     def is_overflow(self) -> bool:
-        """Whether it is an overflow file, in any form."""
+        """Whether the file describes an overflow, in any form."""
         return (self.op_type, self.op_name) == _OVERFLOW_WORDS
 
 
 def is_numbered_name(name: str) -> bool:
-    """Return whether a name may be a bin file's: all of them end in a number.
+    """Return whether a name may be that of a bin file, all of which end in a number.
 
-    That is a time stamp, a slot, or the number that replaces a long name.
+    The number is a time stamp, a slot, or the number that replaces a long name.
     """
     return _NUMBERED_PATTERN.fullmatch(name.removesuffix(PACKED_SUFFIX)) is not None
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """Return the parts of a file name in one of CANN's folders; None for any other file's."""
+    """Return the parts of a file name in one of CANN's folders; None for any other file."""
     body, kind = _split_suffix(name)
     found = _NAME_PATTERN.fullmatch(body)
     if found is None:
@@ -179,7 +182,7 @@ def _split_suffix(name: str) -> tuple[str, FileKind]:
 
 
 def _is_valid_form(kind: FileKind, found: re.Match[str]) -> bool:
-    """Return whether a file of that kind may have that name."""
+    """Return whether a file of this kind may have this name."""
     tensor = found["side"] is not None
     if kind is FileKind.TENSOR:
         return tensor
@@ -190,9 +193,9 @@ def _is_valid_form(kind: FileKind, found: re.Match[str]) -> bool:
 
 
 def _split_numbers(numbers: list[int]) -> tuple[int | None, int, int, int, tuple[int, ...]] | None:
-    """Return number, task, stream, stamp and part; None where the numbers have another form."""
+    """Return number, task, stream, stamp and part; None if the numbers have another form."""
     part: tuple[int, ...] = ()
-    for length in (4, 3):  # with the device, and without
+    for length in (4, 3):  # with and without the device
         last = numbers[-length:]
         possible = last[0] <= _MAX_TASK_TYPE and max(last) <= _MAX_ID
         if len(numbers) - length >= _MIN_NUMBERS and possible:
@@ -207,14 +210,14 @@ def _split_numbers(numbers: list[int]) -> tuple[int | None, int, int, int, tuple
 
 
 _SHORT_NAME = re.compile(r"[0-9a-f]+(?:\.[A-Za-z0-9.]*)?")
-"""msaccucmp's numbers are hexadecimal."""
+"""Name that replaces a long one; the numbers of msaccucmp are hexadecimal."""
 
 
 class LongFileNames:
-    """Full names by the name on disk."""
+    """Full names of files by their names on disk."""
 
     def __init__(self, rows: Iterable[str] = ()) -> None:
-        """Take rows without line ends; those that name no file are skipped."""
+        """`rows` are without line ends; rows that name no file are skipped."""
         pairs = (row.removesuffix("\r").partition(",") for row in rows)
         self._names = {
             short: full for short, _, full in pairs if full and _SHORT_NAME.fullmatch(short)
@@ -222,8 +225,8 @@ class LongFileNames:
 
     @classmethod
     def parse(cls, content: bytes) -> LongFileNames:
-        """Return the names in a whole file."""
-        # Only \n ends a row: an operator's name may hold other line ends.
+        """Return the names in the content of a whole file."""
+        # Only `\n` ends a row, because the name of an operator may contain other line ends.
         return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
 
     def list_absent_names(self, there: Collection[str]) -> list[str]:
@@ -233,7 +236,7 @@ class LongFileNames:
         ]
 
     def get_full_name(self, name: str) -> str:
-        """Return the full name of a file, or the name itself where it was not shortened."""
+        """Return the full name of a file; the name itself if it was not shortened."""
         if not self._names:
             return name
         # The row of a file that was packed later has the unpacked name.

@@ -1,12 +1,12 @@
-"""Dumps of torch's Flight Recorder (versions 2.x): the collectives and messages that one rank had
-called last, from the values of a dump. Pure.
+"""Dumps of torch's Flight Recorder (versions 2.x): the collectives and messages that one rank
+called last, from the values in a dump. Pure.
 
     {prefix}{rank}     a pickle, as the watchdog of NCCL and `_dump_fr_trace` write it
     {name}{rank}.json  the same in JSON, of `_dump_fr_trace_json`, where 0 stands for no time
 
-A dump is a ring: the first calls of a job may be gone. `sequence` counts the collectives of a
-group, and messages apart from them; calls that were coalesced share one. gloo does not report
-states, so a call of it is complete when it is retired.
+A dump is a ring, so the first calls of a job may be missing. `sequence` counts the collectives of a
+group, and separately its messages; coalesced calls share one number. gloo does not report states,
+so one of its calls counts as complete when it is retired.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _UNDEFINED = ("undefined", "")
 
 
 class FlightGroup(NamedTuple):
-    """A process group."""
+    """A process group in a dump."""
 
     name: str
     description: str
-    """What the program called it; empty when it has not."""
+    """Name that the program gave the group; empty if it gave none."""
     members: tuple[int, ...]
-    """Global ranks; empty where the dump does not have them, as those of gloo."""
+    """Global ranks of the members; empty if the dump does not have them, as for gloo."""
 
     @property
     def label(self) -> str:
-        """How it is called in lists."""
+        """Name of the group in lists."""
         return self.description or f"group {self.name}"
 
 
@@ -63,41 +63,41 @@ class FlightCall:
     """One collective or message of a rank."""
 
     number: int
-    """Rising by one for each call of the rank, from 0."""
+    """Number of the call on the rank, from 0, rising by one with each call."""
     group: FlightGroup
     sequence: int
     operation: str
-    """Such as `all_reduce`, without the name of the library."""
+    """Name of the operation without that of the library, such as `all_reduce`."""
     kind: EventKind
-    """OPERATOR for one that is not known."""
+    """Kind of the operation; OPERATOR if it is not known."""
     sizes: tuple[tuple[int, ...], ...]
-    """Shapes of the inputs."""
+    """Shapes of the input tensors."""
     result_sizes: tuple[tuple[int, ...], ...]
     dtype: str
     state: str
-    """`scheduled`, `started` or `completed`."""
+    """State of the call: `scheduled`, `started` or `completed`."""
     created_us: int
     started_us: int | None
     completed_us: int | None
     duration_ms: float | None
     peers: tuple[int, int] | None
-    """Sender and receiver of a message, as ranks within the group."""
+    """Sender and receiver of a message, as ranks within the group; None for a collective."""
     source: str
-    """`file:line` of the innermost line outside of torch; empty when unknown."""
+    """`file:line` of the innermost line outside of torch; empty if unknown."""
 
     @property
     def element_count(self) -> int:
-        """Elements of the inputs, or of the results of what has no inputs."""
+        """Number of elements of the inputs, or of the results of a call without inputs."""
         return sum(map(math.prod, self.sizes or self.result_sizes))
 
     @property
     def op_type(self) -> str:
-        """As our own orders call it: `AllReduce`."""
+        """Operator type as in execution orders of rankdump, such as `AllReduce`."""
         return "".join(part.capitalize() for part in self.operation.strip("_").split("_"))
 
     @property
     def name(self) -> str:
-        """Its name in an order, with group and number."""
+        """Name of the call in an execution order, with group and number."""
         return f"{self.group.label}/{self.op_type}-op{self.sequence}"
 
 
@@ -108,23 +108,23 @@ class FlightDump:
     rank: int
     version: str
     calls: tuple[FlightCall, ...]
-    """In the order in which the rank called them."""
+    """Calls in the order in which the rank made them."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the ring still has the first call of the rank."""
+        """Whether the ring still contains the first call of the rank."""
         return not self.calls or self.calls[0].number == 0
 
 
 def is_flight_dump(start: bytes) -> bool:
-    """Return whether a file that begins like that is a dump of the Flight Recorder."""
+    """Return whether a file with this beginning is a dump of the Flight Recorder."""
     if not start.startswith(_PICKLE_STARTS) and not start.lstrip().startswith(b"{"):
         return False
     return any(mark in start for mark in _MARKS)
 
 
 def parse_flight_dump(body: object, rank: int) -> FlightDump:
-    """Return the dump that plain values describe; CorruptedError for others."""
+    """Return the dump that plain values describe; CorruptedError for other values."""
     if not isinstance(body, dict):
         raise CorruptedError("not a dump of the Flight Recorder: it is no dictionary")
     values = cast("dict[str, Any]", body)
@@ -148,7 +148,7 @@ def parse_flight_dump(body: object, rank: int) -> FlightDump:
 
 
 def _parse_group(name: str, value: Any) -> FlightGroup:
-    """Return a group; its members are a list, or the text of one."""
+    """Return a group; its members are given as a list, or as the text of one."""
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     ranks = fields.get("ranks")
     try:
@@ -200,7 +200,7 @@ def _check_number(value: Any) -> int:
 
 
 def _parse_time(value: Any) -> int | None:
-    """Return microseconds; None for a time that is not known."""
+    """Return a time in microseconds; None if it is unknown."""
     return _check_number(value) // 1000 if value else None
 
 
@@ -227,7 +227,7 @@ def _parse_peers(words: list[str]) -> tuple[int, int] | None:
 
 
 def _find_source(frames: list[Any]) -> str:
-    """Return the innermost line outside of torch; frames are innermost first."""
+    """Return the innermost line outside of torch; `frames` begin with the innermost one."""
     for frame in frames:
         file, line = str(frame["filename"]), frame["line"]
         if "/torch/" not in file:

@@ -1,4 +1,4 @@
-"""Calls and tensors that dumps of other tools describe, with names in our spelling. Pure.
+"""Calls and tensors that dumps of other tools describe, with names in rankdump's spelling. Pure.
 
 Default/{path with /}/{class}-op{number}                     a call of a module
 Default/network-{root}/{path with /}/{operator}-op{number}   an operator within a module
@@ -22,7 +22,7 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 CRC_KIND = "crc32:"
 XOR_KIND = "xor:"
-"""Start of a digest that is a sum of exclusive ors: different tensors may have the same one."""
+"""Prefix of a digest that is a sum of exclusive ors: different tensors may have the same one."""
 L1NORM_ITEM = "l1norm"
 FOREIGN_TITLES = {L1NORM_ITEM: "L1Norm Value"}
 """Column title of each statistic that only other tools write."""
@@ -46,7 +46,9 @@ _COLLECTIVE_WORDS = (
     ("send", EventKind.SEND),
     ("recv", EventKind.RECV),
 )
-"""Kind of an operation, by the first of these words in its name."""
+"""Words with the kind of operation that they stand for; the first word contained in a
+name counts.
+"""
 _LAST_NUMBER = re.compile(r"([0-9]{1,9})[^0-9]*$")
 
 
@@ -55,28 +57,30 @@ class ForeignTensor(NamedTuple):
 
     side: TensorSide
     slot: int
-    """Number among the leaves of its side, tensors or not."""
+    """Number of the tensor among the leaves of its side, tensors or not."""
     argument: str
     dtype: str
     shape: tuple[int, ...]
     statistics: Mapping[str, float]
-    """By the names of `_core.statistics`, and `l1norm`."""
+    """Statistics by the names of `_core.statistics`, and `l1norm`."""
     digest: str = ""
-    """A checksum with its kind in front; empty without one."""
+    """Checksum of the tensor, after its kind; empty if there is none."""
     file: str = ""
-    """Name of its file; empty for a tensor of which only this is known."""
+    """Name of the tensor's file; empty if the dump has no file of it."""
 
 
 class ForeignCall(NamedTuple):
     """One call of a rank, in execution order."""
 
     name: str
-    """As the tool spells it; of a parameter with that of the parameter behind it."""
+    """Name of the call as the tool spells it; a parameter's call has the name of the parameter
+    appended.
+    """
     op_type: str
     op_name: str
     tensors: tuple[ForeignTensor, ...]
     group: str = ""
-    """Of a collective: what its members have in common, as far as the dump tells it."""
+    """For a collective: text that identifies its process group, as far as the dump tells it."""
     is_collective: bool = False
 
 
@@ -88,7 +92,7 @@ class CallPlace(NamedTuple):
 
 
 def make_module_name(path: str, kind: str, number: int, *, backward: bool = False) -> str:
-    """Return the name of a call of a module or operator by the path of the module.
+    """Return the name of a call of a module or operator, given the path of the module.
 
     >>> make_module_name("layer.0", "Linear", 2, backward=True)
     'Gradients/Default/layer/0/Linear-op2'
@@ -103,7 +107,7 @@ def make_parameter_call(
 ) -> ForeignCall:
     """Return a parameter, or its gradient, as the output of an operator of its own.
 
-    `parameter` is its path in the model.
+    `parameter` is the path of the parameter in the model.
     """
     op_name = f"{GRADIENTS_PREFIX}{parameter}" if gradient else parameter
     output = tensor._replace(side=TensorSide.OUTPUT, slot=0, argument="")
@@ -111,9 +115,10 @@ def make_parameter_call(
 
 
 def select_own_lines(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
-    """Return the lines of a stack that are not the framework's or the tool's; all if there is none.
+    """Return the lines of a stack that belong neither to the framework nor to the tool; all lines
+    if there is none.
 
-    The innermost line is then the one of the program that made the call.
+    The innermost of these lines is the line of the program that made the call.
     """
     return tuple(line for line in lines if not _INTERNAL_FILE.search(line.file)) or tuple(lines)
 
@@ -131,24 +136,28 @@ def parse_extents(value: object) -> tuple[int, ...] | None:
 
 
 def count_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of the elements of a tensor; 0 for a type that only the tool knows."""
+    """Return the number of bytes of a tensor's elements; 0 for a type that only the tool knows."""
     element = ELEMENT_TYPES.get(dtype)
     return math.prod(shape) * element.item_bytes if element is not None else 0
 
 
 def find_call_place(path: str) -> CallPlace:
-    """Return rank and iteration in the names of a path, such as `step3/rank_1.json`; else 0."""
+    """Return rank and iteration in the names of a path, such as `step3/rank_1.json`; 0 for those
+    that are missing.
+    """
     ranks, steps = _RANK_NUMBER.findall(path), _STEP_NUMBER.findall(path)
     return CallPlace(int(ranks[-1]) if ranks else 0, int(steps[-1]) if steps else 0)
 
 
 def find_last_number(name: str) -> int | None:
-    """Return the last number in a name, or None: the rank of `nccl_trace_rank_3`."""
+    """Return the last number in a name, such as the rank in `nccl_trace_rank_3`; None if it has
+    none.
+    """
     found = _LAST_NUMBER.search(name)
     return int(found[1]) if found is not None else None
 
 
 def find_collective_kind(operation: str) -> EventKind:
-    """Return the kind of a collective or message by its name; OPERATOR for an unknown one."""
+    """Return the kind of a collective or message with this name; OPERATOR if it is unknown."""
     plain = operation.replace("_", "").lower()
     return next((kind for word, kind in _COLLECTIVE_WORDS if word in plain), EventKind.OPERATOR)

@@ -1,5 +1,5 @@
-"""Files of a dump of msprobe (8.3 to 26.2): names, and the content of dump.json, stack.json and
-construct.json. Pure.
+"""Files in a dump of msprobe (8.3 to 26.2): their names, and the content of dump.json, stack.json
+and construct.json. Pure.
 
     [step{iteration}/]{rank{rank}|rank|proc{pid}}/dump.json       or debug.json
     [step{iteration}/]{rank...}/stack.json, construct.json        absent with `extra_info: false`
@@ -8,9 +8,9 @@ construct.json. Pure.
     Functional.conv2d.0.forward             Module.blocks.0.bn.BatchNorm2d.forward.0
     Distributed.all_reduce.1.backward       Module.fc.Linear.parameters_grad.0
 
-dump.json has the calls in execution order; in each, tensors with element type, shape, extremes,
-mean and norm, and the name of its file. NaN in one of them makes all of them NaN. `md5` is a
-CRC-32 of eight digits, or behind `0x` a sum of exclusive ors (`summary_mode: xor`).
+dump.json has the calls in execution order; each call has its tensors with element type, shape,
+extremes, mean, norm, and the name of the tensor's file. If one of these numbers is NaN, all of them
+are. `md5` is a CRC-32 of eight digits, or after `0x` a sum of exclusive ors (`summary_mode: xor`).
 """
 
 from __future__ import annotations
@@ -63,26 +63,28 @@ class _CallName(NamedTuple):
     op_type: str
     op_name: str
     module: str = ""
-    """Path of the module."""
+    """Path of the module; empty for an API call."""
     is_api: bool = False
     is_gradient: bool = False
-    """Whether its tensors are the gradients of the parameters of a module."""
+    """Whether the tensors of the call are the gradients of a module's parameters."""
 
 
 def parse_rank_folder(name: str) -> int | None:
-    """Return the rank of a folder, 0 for that of a process without ranks; None for another one."""
+    """Return the rank of a folder, 0 for the folder of a process without ranks; None for any other
+    folder.
+    """
     found = _RANK_FOLDER.fullmatch(name)
     return None if found is None else int(found["rank"] or 0)
 
 
 def parse_step_folder(name: str) -> int | None:
-    """Return the iteration of a folder; None for another folder."""
+    """Return the iteration of a folder; None for any other folder."""
     found = _STEP_FOLDER.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def parse_dump_file(data: bytes) -> list[ForeignCall]:
-    """Return the calls of a dump.json; CorruptedError for content of another form."""
+    """Return the calls in a dump.json; CorruptedError for content of another form."""
     body = _parse_object(data)
     calls = body.get("data")
     if not isinstance(calls, dict) or "task" not in body:
@@ -98,7 +100,7 @@ def parse_dump_file(data: bytes) -> list[ForeignCall]:
 def parse_stack_file(data: bytes) -> Iterator[tuple[str, str, tuple[SourceLine, ...]]]:
     """Yield type and name of each call with its stack, outermost line first.
 
-    Since 25.0 a stack is written once, with the names of its calls.
+    Since msprobe 25.0 each stack is written once, with the names of its calls.
     """
     for key, content in _parse_object(data).items():
         parts = cast("list[object]", content) if isinstance(content, list) else []
@@ -175,7 +177,9 @@ def _parse_parameters(
 
 
 def _find_group(keywords: object) -> str:
-    """Return what identifies the process group of a collective; empty for the default group."""
+    """Return a text that identifies the process group of a collective; empty for the
+    default group.
+    """
     group = cast("dict[str, Any]", keywords).get("group") if isinstance(keywords, dict) else None
     if not isinstance(group, dict):
         return ""
@@ -270,21 +274,21 @@ _PLAIN_TYPES: Mapping[str, type] = {"int": int, "bool": bool, "str": str}
 
 
 class TensorSlot(NamedTuple):
-    """A tensor among the arguments."""
+    """Marks a tensor among the arguments of a call, by its slot."""
 
     slot: int
 
 
 class UnknownValue(NamedTuple):
-    """An argument that the dump does not hold."""
+    """Marks an argument that the dump does not contain."""
 
     kind: str
-    """What the dump says of it, such as a type; empty without."""
+    """Description of the argument in the dump, such as its type; empty if there is none."""
 
 
 def parse_call_arguments(data: bytes, name: str) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the positional and keyword arguments of a forward call by msprobe's name, numbers and
-    texts as they were; None if the file lacks it.
+    """Return the positional and keyword arguments of a forward call with this name of msprobe, with
+    numbers and texts as they were; None if the file lacks the call.
     """
     try:
         body: Any = json.loads(data)
@@ -305,7 +309,7 @@ def parse_call_arguments(data: bytes, name: str) -> tuple[list[Any], dict[str, A
 
 
 def _read_argument(value: Any, slots: Iterator[int], depth: int = 0) -> Any:
-    """Return one argument; each leaf takes the next slot, as `_CallLeaves` counts them."""
+    """Return one argument; each leaf gets the next slot, as `_CallLeaves` counts them."""
     if depth > MAX_JSON_DEPTH:
         raise CorruptedError(f"arguments are nested more than {MAX_JSON_DEPTH} deep")
     if isinstance(value, list):

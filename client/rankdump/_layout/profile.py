@@ -1,10 +1,10 @@
 """Output profiles: releases of MindSpore whose names and tables a tree can follow, and the unique
 short operator names of profile `ms2.0`. Pure.
 
-MindSpore up to 2.2 numbered operators across the whole network, so that `Conv2d-op1` was one
-operator (MindSpore 2.0 and 2.3, Dump guide; MindInsight's offline debugger needs it). With short
-names the first operator with a component keeps it, and the next one gets the next free number.
-`OperatorAliases` is not locked: one thread at a time may use it.
+MindSpore up to 2.2 numbered operators across the whole network, so `Conv2d-op1` was one operator
+(MindSpore 2.0 and 2.3, Dump guide; MindInsight's offline debugger requires it). With short names
+the first operator with a last component keeps it, and the next one gets the next free number.
+`OperatorAliases` has no lock: only one thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from typing import NamedTuple
 class Profile(NamedTuple):
     """Spelling of names and tables of one release.
 
-    A NamedTuple, which is hashed fastest: it is part of the key of each remembered name.
+    It is a NamedTuple because that is hashed fastest: it is part of the key of each remembered
+    name.
     """
 
     name: str
     version: str
-    """Release that `config.json` names; other readers compare it with their own."""
+    """Release in `config.json`; other readers compare it with their own."""
     short_names: bool = False
-    """Operators are named by the last component of their scope; parameters keep their dots."""
+    """Whether operators are named by the last component of their scope; parameters keep
+    their dots.
+    """
     element_token: bool = False
-    """File names end in the element type."""
+    """Whether file names end in the element type."""
     fixed_table: bool = False
-    """`statistic.csv` has its ten old columns, and no comma at the end of a row."""
+    """Whether `statistic.csv` has its ten old columns, and no comma at the end of a row."""
 
     def make_element_token(self, dtype: str, device_target: str) -> str:
-        """Return the token of an element type; the CPU's is the framework's own type label."""
+        """Return the token of an element type in file names; on a CPU it is the framework's own
+        type label.
+        """
         if not self.element_token:
             return ""
         return format_type_label(dtype) if device_target == "CPU" else dtype
@@ -55,19 +60,19 @@ def format_type_label(dtype: str) -> str:
     return dtype.capitalize()
 
 
-# Call numbers rise without end in a loop without steps.
+# In a training loop that never calls `step`, call numbers rise without end.
 _MAX_NAMES = 1 << 17
 _NUMBERED_NAME = re.compile(r"(.+-op)([0-9]{1,9})")
 _GRADIENTS_PREFIX = "Gradients/"
 
 
 def make_gradient_alias(parameter: str) -> str:
-    """Return the name of a parameter's gradient, whose scope a short name would lose."""
+    """Return the alias of a parameter's gradient, whose short name would lose the scope."""
     return f"grad.{parameter}"
 
 
 class OperatorAliases:
-    """Scope names with unique last components; a name keeps the one it got."""
+    """Short names: unique last components of scope names; a name keeps the alias that it got."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {"": ""}
@@ -80,11 +85,11 @@ class OperatorAliases:
         return len(self._names) >= _MAX_NAMES
 
     def find_alias(self, name: str) -> str | None:
-        """Return the alias of a name that was given one."""
+        """Return the alias that a name was given; None if it was given none."""
         return self._names.get(name)
 
     def get_alias(self, name: str) -> str:
-        """Return the alias of a name; itself when its last component is free."""
+        """Return the alias of a name; the name itself if its last component is free."""
         found = self._names.get(name)
         if found is not None or self.is_full:
             return name if found is None else found
@@ -97,7 +102,7 @@ class OperatorAliases:
         return alias
 
     def _take_free_name(self, component: str) -> str:
-        """Take a component, or its next free number."""
+        """Reserve and return a component, or the component with its next free number."""
         if component not in self._taken:
             self._taken.add(component)
             return component

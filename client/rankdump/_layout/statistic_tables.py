@@ -1,11 +1,11 @@
 """Tables of statistics: MindSpore's `statistic.csv` of a folder, and the table of one operator that
-CANN writes instead of a `bin` file; header, rows, and reading both back. Pure.
+CANN writes instead of a `bin` file; formats headers and rows, and parses both. Pure.
 
-Source: MindSpore 2.3, Dump guide; CANN, dump_stats. A row of `statistic.csv` ends in a comma
-that the header lacks; readers of any release accept files with and without it. The name of an
-operator's table is the `bin` file's with `.csv` appended. There the count of elements follows the
-average by default, and the shape where statistics are chosen; the plan's items are in the order
-of the columns already.
+Source: MindSpore 2.3, Dump guide; CANN, dump_stats. A row of `statistic.csv` ends in a comma that
+the header lacks; readers of any release accept files with and without it. The table of an operator
+has the name of the `bin` file with `.csv` appended. In it, the count of elements follows the
+average by default, and the shape if statistics are chosen; the plan's items are already in the
+order of the columns.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ STATISTIC_COLUMNS_WITH_FORMAT = (
     _FORMAT_COLUMN,
     *STATISTIC_COLUMNS[_FORMAT_INDEX:],
 )
-"""As tools of CANN write them (msaccucmp, with sides in capitals)."""
+"""Columns as tools of CANN write them (msaccucmp, with sides in capital letters)."""
 FIXED_TABLE_STATISTICS = tuple(item for item in STATISTIC_TITLES if item not in ("md5", "l2norm"))
-"""The ten columns of releases without `statistic_category`, in their order."""
-# Some 5 MB, of the 100 that an idle agent may take.
+"""The ten columns, in order, of releases without `statistic_category`."""
+# These kinds take about 5 MB of the 100 MB that an idle agent may use.
 _MAX_REMEMBERED_KINDS = 1 << 14
 _RowT = TypeVar("_RowT")
 
 
 STATISTIC_TABLE_NAME = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
-"""Name of a table: MindSpore's, or that of `make_second_table_name`."""
+"""Name of a table: that of MindSpore, or one of `make_second_table_name`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticCsvRow:
-    """One line of a table of either form, read back."""
+    """Parsed line of a table of either form."""
 
     op_type: str
     op_name: str
-    """As the table, or its name, spells it."""
+    """Name of the operator as the table, or the name of the table, spells it."""
     task: int
     stream: int
     timestamp_us: int
@@ -70,29 +70,31 @@ class StatisticCsvRow:
     slot: int
     data_bytes: int
     dtype: str
-    """As the table spells it; in that of an operator with a prefix, `DT_FLOAT`."""
+    """Element type as the table spells it; the table of an operator has a prefix, as in
+    `DT_FLOAT`.
+    """
     shape: tuple[int, ...]
     values: tuple[tuple[str, str], ...]
     """Column title and text of each statistic, in the table's order."""
 
 
 StatisticRow: TypeAlias = "tuple[TensorKind, int, str]"
-"""Kind and time of a tensor with statistics only, which are joined by commas."""
+"""Kind and time stamp of a tensor with statistics only, and the statistics, joined by commas."""
 
 
 def select_table_items(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
-    """Return the items in a table of a profile, given those of the plan."""
+    """Return the items that a table of this profile has, given those of the plan."""
     return FIXED_TABLE_STATISTICS if profile.fixed_table else items
 
 
 def make_second_table_name(header: str, name: str = STATISTIC_FILE) -> str:
-    """Return the name of a table with these columns where another job's has the usual name."""
+    """Return the name of a table with these columns if another job's table has the usual name."""
     digest = hashlib.blake2b(header.encode(), digest_size=4).hexdigest()
     return f"{name.removesuffix('.csv')}.{digest}.csv"
 
 
 def format_statistic_header(items: tuple[str, ...]) -> str:
-    """Return the first line, without its end."""
+    """Return the header line of `statistic.csv`, without the line end."""
     return ",".join((*STATISTIC_COLUMNS, *(STATISTIC_TITLES[item] for item in items)))
 
 
@@ -102,7 +104,7 @@ def clean_table_field(name: str) -> str:
 
 
 def format_statistic_line(head: RecordHead, statistics: Sequence[str], profile: Profile) -> str:
-    """Return the line of one tensor, without its end."""
+    """Return the line of one tensor in `statistic.csv`, without the line end."""
     operator, tensor = _format_kind(head.kind, profile)
     end = "" if profile.fixed_table else ","
     fixed = f"{operator},{head.task},{head.stream},{head.timestamp_us},{tensor}"
@@ -114,7 +116,7 @@ def iter_statistics_only_lines(
 ) -> Iterator[str]:
     """Yield the lines of tensors with statistics only.
 
-    Task and stream of their operators are not known.
+    Task and stream of the operators are not known.
     """
     end = "" if profile.fixed_table else ","
     ids = f"{unknown_id},{unknown_id}"
@@ -139,10 +141,10 @@ def _format_operator(op_type: str, op_name: str, profile: Profile) -> str:
 def parse_statistic_table(
     text: str, *, file: str, numbers: Sequence[int] = ()
 ) -> list[StatisticCsvRow]:
-    """Read a whole table; CorruptedError names the wrong line.
+    """Parse a whole table; CorruptedError names the wrong line.
 
-    A header among the rows, as an interrupted writer may leave one, is skipped. `numbers` are those
-    of the lines behind the header, where the text has only some of them.
+    A header among the rows, which an interrupted writer may leave, is skipped. `numbers` are those
+    of the lines after the header, if `text` has only some of them.
     """
     lines = text.split("\n")
     first = lines[0].split(",")
@@ -199,7 +201,9 @@ def _parse_statistic_line(line: str, titles: list[str], columns: int) -> Statist
 OPERATOR_TABLE_SUFFIX = ".csv"
 OPERATOR_COLUMNS = ("Input/Output", "Index", "Data Size", "Data Type", "Format", "Shape")
 OPERATOR_TITLES = {**STATISTIC_TITLES, "nan count": "Nan Count", "l2norm": "l2norm"}
-"""Column title of each item, where CANN spells it otherwise than MindSpore does."""
+"""Column title of each item in the table of an operator, some of which CANN spells in another way
+than MindSpore.
+"""
 _SIDE_WORDS = {TensorSide.INPUT: "Input", TensorSide.OUTPUT: "Output"}
 _SIDES_BY_WORD = {word: side for side, word in _SIDE_WORDS.items()}
 _SCALAR_SHAPE = "-"
@@ -207,12 +211,14 @@ _COUNT_PATTERN = re.compile(r"[0-9]{1,20}")
 
 
 def format_operator_header(items: tuple[str, ...]) -> str:
-    """Return the first line, without its end."""
+    """Return the header line of an operator's table, without the line end."""
     return ",".join((*OPERATOR_COLUMNS, *(OPERATOR_TITLES[item] for item in items)))
 
 
 def format_operator_line(kind: TensorKind, tensor_format: str, statistics: str) -> str:
-    """Return the line of one tensor, without its end; its statistics are joined by commas."""
+    """Return the line of one tensor in an operator's table, without the line end; `statistics` are
+    joined by commas.
+    """
     return f"{_format_operator_tensor(kind, tensor_format)}{statistics and ','}{statistics}"
 
 
@@ -225,7 +231,7 @@ def _format_operator_tensor(kind: TensorKind, tensor_format: str) -> str:
 
 
 def parse_operator_table(text: str, operator: FileName, *, file: str) -> list[StatisticCsvRow]:
-    """Read a whole table of an operator, as `parse_statistic_table` does."""
+    """Parse a whole table of an operator in the way of `parse_statistic_table`."""
     lines = text.split("\n")
     first = lines[0].split(",")
     if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:

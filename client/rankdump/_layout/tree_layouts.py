@@ -1,13 +1,13 @@
-"""Layouts that a plan can ask for, by name: MindSpore's synchronous and asynchronous trees, CANN's,
-and those of `api_dump`. Pure.
+"""Layouts that a plan can select by name: MindSpore's synchronous and asynchronous trees, CANN's
+trees, and those of `api_dump`. Pure.
 
     rank_{rank}/{net}/{graph}/{iteration}                                 MindSpore's
     [{step}/]{YYYYmmddHHMMSS}/{device}/{model}/{model id}/{iteration}/    CANN's, models
     [{step}/]{YYYYmmddHHMMSS}/{device}/                                   CANN's, single operators
 
-A new tree is one subclass of `Layout` and one row in LAYOUTS. In CANN's trees the device's number
-stands for the rank, and a constant is in the folder of the iteration in which it was first seen
-(CANN, acl.json; MindSpore 2.3, Dump guide).
+A new layout is one subclass of `Layout` and one row in LAYOUTS. In CANN's trees the number of the
+device stands for the rank, and a constant is in the folder of the iteration in which it was first
+seen (CANN, acl.json; MindSpore 2.3, Dump guide).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TORCH_FILES = ApiFileNames("torch")
 
 
 class GraphPlace(NamedTuple):
-    """A graph of a rank in an iteration, or its constants."""
+    """A graph of a rank in one iteration, or the constants of the graph."""
 
     rank: int
     net_name: str
@@ -40,43 +40,45 @@ class GraphPlace(NamedTuple):
 
     @staticmethod
     def of(key: TensorKey) -> GraphPlace:
-        """Return the place of a tensor."""
+        """Return the place that a tensor belongs to."""
         return GraphPlace(*key[:4], key.constant)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout(ABC):
-    """One tree. `dump_folders.parse_tensor_path` is the inverse of all its places."""
+    """Layout: the form of one kind of tree. `dump_folders.parse_tensor_path` is the inverse of all
+    its paths.
+    """
 
     name: str
-    """Its name in a plan."""
+    """Name of the layout in a plan."""
     has_cann_names: bool = False
-    """Whether files are named as CANN names them."""
+    """Whether files have CANN's names."""
     has_time_folder: bool = False
     """Whether a folder is named after the start of the session."""
     api_files: ApiFileNames | None = None
-    """Names of the files of an api dump; None for any other tree.
+    """Names of the files of an API dump; None for any other tree.
 
-    There, tensors are named by their place in the call, and statistics are not rounded and in one
-    file for each rank.
+    In an API dump, tensors are named by their place in the call, and statistics are not rounded and
+    are in one file for each rank.
     """
 
     @property
     def shares_timestamps(self) -> bool:
-        """Whether all tensors of one call of an operator have the time stamp of the first."""
+        """Whether all tensors of one call of an operator have the time stamp of the first one."""
         return self.has_cann_names
 
     @property
     def unknown_id(self) -> int:
-        """Task and stream of an operator where they are not known."""
+        """Number that stands for an unknown task or stream of an operator."""
         return UNKNOWN_ID if self.has_cann_names else 0
 
     def tensor_format(self, shape: tuple[int, ...]) -> str:
-        """Return the word for the format of a tensor in the host's memory."""
+        """Return the word for the format of a tensor in host memory."""
         return tree_paths.get_host_format(shape) if self.has_cann_names else "DefaultFormat"
 
     def rank_folder(self, rank: int) -> str:
-        """Return the folder of a rank's files other than tensors."""
+        """Return the folder of those files of a rank that are not tensors."""
         return tree_paths.make_rank_folder(rank)
 
     @abstractmethod
@@ -85,14 +87,15 @@ class Layout(ABC):
 
     @abstractmethod
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
-        """Return the key that is read back from a path."""
+        """Return the key in the form in which it is read back from a path."""
 
     def place_tensor(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file; `suffix` is the codec's, `.zst` or empty."""
         return self._place(key, context, tree_paths.make_tensor_file_name(key), suffix)
 
     def place_operator(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a file that holds the operator of a tensor, ending in `suffix`.
+        """Return the place of the file that holds a tensor's whole operator; the name ends in
+        `suffix`.
 
         Side, slot and format of the key are ignored.
         """
@@ -114,9 +117,9 @@ class CannLayout(Layout):
     has_cann_names: bool = True
     has_time_folder: bool = True
     models: bool = False
-    """There are folders of models and iterations below the device's."""
+    """Whether there are folders of models and iterations below that of the device."""
     steps: bool = False
-    """The outermost folder is that of the iteration."""
+    """Whether the outermost folder is that of the iteration."""
 
     def make_folder(self, context: TreeContext, place: GraphPlace) -> str:
         """Return the folder of a graph's tensors of one iteration."""
@@ -127,7 +130,7 @@ class CannLayout(Layout):
         return f"{place.iteration}/{folder}" if self.steps else folder
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
-        """Return the key that is read back from a path."""
+        """Return the key in the form in which it is read back from a path."""
         read = tree_paths.make_cann_readable_key(key)._replace(rank=context.device, constant=False)
         if self.models:
             return read._replace(net_name=make_folder_name(key.net_name))
@@ -135,17 +138,19 @@ class CannLayout(Layout):
 
 
 def _format_start_time(started: str) -> str:
-    """Return the time of a session as digits for a folder, for any text."""
+    """Return the start time of a session as the digits of a folder name, for any text."""
     return re.sub(r"[^0-9]", "", started)[:_START_TIME_DIGITS].rjust(_START_TIME_DIGITS, "0")
 
 
 def format_folder_owner(rank: int, job_id: str) -> str:
-    """Return what an agent writes down for a folder of CANN's trees, by its time and device."""
+    """Return the text that an agent writes for a folder of CANN's trees, named by time and device,
+    that it uses.
+    """
     return f"rank {rank} of {job_id!r}"
 
 
 def parse_folder_owner(text: str) -> int | None:
-    """Return the rank in what an agent has written down for a folder; None for other text."""
+    """Return the rank in the text that an agent wrote for a folder; None for any other text."""
     found = _FOLDER_OWNER.match(text)
     return None if found is None else int(found[1])
 
@@ -165,7 +170,7 @@ class MindSporeLayout(Layout):
         return tree_paths.make_mindspore_place(key, suffix, context.profile)
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
-        """Return the key that is read back from a path."""
+        """Return the key in the form in which it is read back from a path."""
         if not self.has_cann_names:
             return tree_paths.make_mindspore_readable_key(key, context.profile)
         return tree_paths.make_cann_readable_key(key)._replace(
@@ -175,7 +180,7 @@ class MindSporeLayout(Layout):
 
 @dataclass(frozen=True, slots=True)
 class ApiLayout(Layout):
-    """The tree of one framework's api dump, in the form of one release."""
+    """The tree of one framework's API dump, in the form of one release."""
 
     api_files: ApiFileNames = _TORCH_FILES
 
@@ -188,7 +193,7 @@ class ApiLayout(Layout):
         return f"{api_tree.make_api_rank_folder(place.rank)}/{self.api_files.folder}"
 
     def make_readable_key(self, key: TensorKey, context: TreeContext) -> TensorKey:
-        """Return the key that is read back from a path."""
+        """Return the key in the form in which it is read back from a path."""
         return api_tree.make_api_readable_key(key)
 
     def place_tensor(self, key: TensorKey, context: TreeContext, suffix: str) -> FilePlace:
@@ -227,7 +232,9 @@ DEFAULT_LAYOUT = LAYOUTS["mindspore-sync"]
 
 
 def find_contradiction(plan: DumpPlan) -> str:
-    """Return which settings of a plan of a known layout contradict each other; empty for none."""
+    """Return which settings of a plan with a known layout contradict each other; empty
+    if none do.
+    """
     output, content = plan.output, plan.content
     layout, by_operator = LAYOUTS[output.layout], content.tables == "operator"
     if not layout.shares_timestamps and (output.file_format == "bin" or by_operator):

@@ -1,13 +1,13 @@
-"""Paths of files in MindSpore's and CANN's trees, in the names of any profile. Pure.
+"""Paths of files in MindSpore's and CANN's trees, with the names of any profile. Pure.
 
     rank_{rank}/{net}/{graph}/{iteration}|constants/
         {op_type}.{op_name}.{task}.{stream}.{timestamp}.{side}.{slot}.{format}[.{element}].npy[.zst]
     {op_type}.{op_name}.{task}.{stream}.{timestamp}                                   a bin file
     {op_type}.{op_name}.{task}.{stream}.{timestamp}.{side}.{slot}.{format}.npy[.zst]  CANN's npy
 
-Source: MindSpore 2.3, Dump guide, and CANN's dump file names. A name over 255 bytes is replaced
-by a number and listed in `mapping.csv`. MindSpore draws that number at random; here it is a digest
-of the name, so that a record that is resent has the same file. The number of a bin file is
+Source: MindSpore 2.3, Dump guide, and CANN's dump file names. A name over 255 bytes is replaced by
+a number and listed in `mapping.csv`. MindSpore draws that number at random; here it is a digest of
+the name, so that a record that is sent again has the same file. The number for a bin file is
 libstdc++'s hash of its whole path, as in CANN.
 """
 
@@ -35,18 +35,18 @@ _MAX_REMEMBERED_FOLDERS = 256
 
 
 class FilePlace(NamedTuple):
-    """Place of a file."""
+    """Place of a file in a tree."""
 
     folder: str
-    """Relative to the root, with `/`."""
+    """Path of the folder relative to the root, with `/`."""
     name: str
-    """Name on disk."""
+    """Name of the file on disk."""
     mapped_from: str = ""
-    """The full name, when it was too long to be the name on disk."""
+    """Full name, if it was too long to be the name on disk; else empty."""
 
     @property
     def path(self) -> str:
-        """Relative to the root."""
+        """Path of the file relative to the root."""
         return f"{self.folder}/{self.name}"
 
 
@@ -55,17 +55,19 @@ class TreeContext:
     """Values that all paths of one session's tree share."""
 
     root: str = ""
-    """Absolute folder: CANN shortens a name by a hash of its whole path."""
+    """Absolute path of the root, which is needed because CANN shortens a name by a hash of its
+    whole path.
+    """
     device: int = 0
     """Local device id."""
     started: str = ""
-    """When the session began, `YYYYmmddHHMMSS`."""
+    """Start time of the session as `YYYYmmddHHMMSS`."""
     profile: Profile = DEFAULT_PROFILE
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_FOLDERS)
 def make_folder_name(name: str) -> str:
-    """Return a model's name for a folder: letters, digits, `_` and `-`."""
+    """Return the name of a model as a folder name: letters, digits, `_` and `-`."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", sanitize_name(name))[:MAX_NAME_BYTES] or "_"
 
 
@@ -78,10 +80,11 @@ CONSTANT_FOLDER = "constants"
 STATISTIC_FILE = "statistic.csv"
 PARAMETER_OP_TYPE = "Parameter"
 """Operator type of weights and constants."""
-# Some 5 MB, of the 100 that an idle agent may take.
+# These names take about 5 MB of the 100 MB that an idle agent may use.
 _MAX_REMEMBERED_OPERATORS = 1 << 14
 
-# Matched from the right: a parameter's old name has dots, and the element type is new.
+# The pattern is anchored at the end, because the old name of a parameter has dots and the element
+# type is optional.
 _NAME_FIELDS = re.compile(
     rf"(?P<op_type>[^./]+)\.(?P<op_name>[^/]+)\.(?P<task>{NUMBER_PATTERN})\.(?P<stream>{NUMBER_PATTERN})"
     rf"\.(?P<stamp>{NUMBER_PATTERN})\.(?P<side>input|output)\.(?P<slot>{NUMBER_PATTERN})"
@@ -95,7 +98,7 @@ def make_rank_folder(rank: int) -> str:
 
 
 def make_tensor_folder(key: TensorKey) -> str:
-    """Return the folder that holds a tensor: its iteration's, or its graph's constants."""
+    """Return the folder of a tensor: that of its iteration, or of its graph's constants."""
     where = key.graph, key.iteration
     return make_iteration_folder(key.rank, key.net_name, *where, constant=key.constant)
 
@@ -110,7 +113,7 @@ def make_iteration_folder(
 
 
 def make_mindspore_readable_key(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
-    """Return the key that is read back from a file name of that profile."""
+    """Return the key in the form in which it is read back from a file name of this profile."""
     return key._replace(
         net_name=make_folder_name(key.net_name),
         op_type=sanitize_name(key.op_type) or "_",
@@ -121,7 +124,7 @@ def make_mindspore_readable_key(key: TensorKey, profile: Profile = DEFAULT_PROFI
 
 
 def spell_operator(op_type: str, op_name: str, profile: Profile) -> str:
-    """Return an operator's name as file names and tables of that profile spell it."""
+    """Return the name of an operator as file names and tables of this profile spell it."""
     if not profile.short_names:
         return sanitize_name(op_name) or "_"
     short = op_name.rpartition("/")[2]
@@ -133,7 +136,7 @@ def spell_operator(op_type: str, op_name: str, profile: Profile) -> str:
 def make_mindspore_place(
     key: TensorKey, suffix: str, profile: Profile = DEFAULT_PROFILE
 ) -> FilePlace:
-    """Return the place of a record whose codec appends `suffix` (empty or `.zst`) to `.npy`."""
+    """Return the place of a record; its codec appends `suffix` (empty or `.zst`) to `.npy`."""
     element = key.element if profile.element_token else ""
     operator, tensor = _spell_operator_and_tensor(
         key.op_type, key.op_name, key.side, key.slot, key.tensor_format, element, profile
@@ -143,7 +146,7 @@ def make_mindspore_place(
 
 
 def shorten_mindspore_name(folder: str, stem: str, suffix: str) -> FilePlace:
-    """Return the place of a file, under a number where its name would be too long."""
+    """Return the place of a file, whose name is replaced by a number if it is too long."""
     name = stem + suffix
     if len(name) <= MAX_NAME_BYTES and (name.isascii() or len(name.encode()) <= MAX_NAME_BYTES):
         return FilePlace(folder, name)
@@ -161,7 +164,7 @@ def _spell_operator_and_tensor(
     element: str,
     profile: Profile,
 ) -> tuple[str, str]:
-    """Return the parts of a file's name before and behind its numbers."""
+    """Return the parts of a file name before and after its numbers."""
     operator = spell_operator(op_type, op_name, profile)
     last = f".{sanitize_name(element)}" if element else ""
     return (
@@ -177,7 +180,8 @@ def parse_mindspore_name(name: str) -> FileName | None:
         return None
     op_type, op_name, task, stream, stamp, side, slot, laid, element = fields.groups("")
     meant = TensorSide.INPUT if side == "input" else TensorSide.OUTPUT
-    # By position: keyword arguments take a fifth of the time of parsing a name.
+    # Arguments are positional, because keyword arguments take a fifth of the time of parsing a
+    # name.
     numbers = int(task), int(stream), int(stamp)
     return FileName(FileKind.TENSOR, op_type, op_name, *numbers, meant, int(slot), laid, element)
 
@@ -188,14 +192,14 @@ _HASH_SEED, _HASH_MULTIPLIER, _HASH_SHIFT = 0xC70F6907, 0xC6A4A7935BD1E995, 47
 
 
 def get_host_format(shape: tuple[int, ...]) -> str:
-    """Return the format of a tensor in the host's memory (MindSpore 2.3 Dump guide, file names)."""
+    """Return the format of a tensor in host memory (MindSpore 2.3 Dump guide, file names)."""
     return "NCHW" if len(shape) == 4 else "ND"
 
 
 def make_operator_file_name(key: TensorKey) -> str:
-    """Return the name of a file that holds a whole operator.
+    """Return the name of the file that holds a whole operator.
 
-    In the names of aclnn kernels the name of the API comes first.
+    Names of aclnn kernels begin with the name of the API.
     """
     names = sanitize_name(key.op_type) or "_", sanitize_name(key.op_name) or "_"
     first, second = reversed(names) if names[1].startswith(ACLNN_PREFIX) else names
@@ -203,7 +207,7 @@ def make_operator_file_name(key: TensorKey) -> str:
 
 
 def make_cann_readable_key(key: TensorKey) -> TensorKey:
-    """Return the key that is read back from a file name."""
+    """Return the key in the form in which it is read back from a file name of CANN."""
     op_type, op_name = sanitize_name(key.op_type) or "_", sanitize_name(key.op_name) or "_"
     if op_type.startswith(ACLNN_PREFIX) and not op_name.startswith(ACLNN_PREFIX):
         op_type, op_name = op_name, op_type
@@ -211,7 +215,7 @@ def make_cann_readable_key(key: TensorKey) -> TensorKey:
 
 
 def make_member_file_name(key: TensorKey) -> str:
-    """Return the name of a bin file with one tensor of an operator."""
+    """Return the name of a bin file that holds one tensor of an operator."""
     return f"{make_operator_file_name(key)}.{key.side.value}.{key.slot}"
 
 
@@ -221,7 +225,7 @@ def make_tensor_file_name(key: TensorKey) -> str:
 
 
 def shorten_cann_name(folder: str, name: str, root: str) -> FilePlace:
-    """Return the place of a file, under a number where its name is too long."""
+    """Return the place of a file, whose name is replaced by a number if it is too long."""
     if len(name.encode()) <= MAX_NAME_BYTES:
         return FilePlace(folder, name)
     if ".npy" in name:
@@ -229,7 +233,7 @@ def shorten_cann_name(folder: str, name: str, root: str) -> FilePlace:
         ending = name[name.rindex(".npy") :]
         short = f"{int.from_bytes(digest, 'big') % _NAME_NUMBER_LIMIT:032}{ending}"
     else:
-        # Unpacked, it is the file that CANN writes.
+        # The hash is that of the unpacked name, which is the name of CANN's file.
         plain = name.removesuffix(PACKED_SUFFIX)
         ending = name[len(plain) :]
         short = f"{compute_libstdcxx_hash(f'{root}/{folder}/{plain}'.encode())}{ending}"
