@@ -1,1 +1,1 @@
-"""Compression of files. The only package that imports zstandard."""
+"""Compression of files. This is the only package that imports zstandard."""

@@ -1,7 +1,8 @@
-"""Codecs of files, named by the file's suffix, and the rule whether packing is worthwhile.
+"""Codecs of files, which are named by the file's suffix, and the rule that decides whether packing
+a file is worthwhile.
 
-`none` leaves the file as it is, `zstd` wraps it in plain zstd frames with their checksums, which
-the `zstd` command unpacks: an npy file in one frame, a bin file in one for its header and one for
+`none` leaves the file as it is. `zstd` wraps it in plain zstd frames with checksums, which the
+`zstd` command unpacks: an npy file in one frame, a bin file in one frame for its header and one for
 each payload. Only this package imports zstandard.
 """
 
@@ -24,38 +25,44 @@ from rankdump._codec.zstd_frames import (
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _MAX_JOINED_BYTES = 16 << 20
-"""Most bytes that are copied together for one call, which is a tenth faster than a stream."""
+"""Maximum number of bytes that are joined for one call, which is a tenth faster than a stream."""
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FileCodec:
-    """Packs the parts of one file, and unpacks the whole; this one leaves the bytes as they are."""
+    """Packs the parts of a file, and unpacks whole files; this base class leaves the bytes as they
+    are.
+    """
 
     name: str = "none"
-    """Its name in a plan."""
+    """Name of the codec in a plan."""
     suffix: str = ""
-    """Text that it appends to `.npy`."""
+    """Text that the codec appends to `.npy`."""
     is_deferrable: bool = False
     """Whether files may be packed some time after they were written."""
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
-        """Return the file's bytes in parts; safe to call from several threads."""
+        """Return the bytes of the packed file in parts; safe to call from several threads."""
         return parts
 
     def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
-        """Return the same bytes for blocks that have this size together, one after the other."""
+        """Return the bytes of the packed file, given consecutive blocks that have `size` bytes
+        together.
+        """
         return blocks
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
-        """Return the bytes before encoding; CorruptedError when damaged or over the limit."""
+        """Return the bytes of the plain file; CorruptedError if the data is damaged or exceeds the
+        limit.
+        """
         if len(data) > limit_bytes:
             raise CorruptedError(f"damaged: {len(data)} bytes, at most {limit_bytes} are allowed")
         return data
 
 
 class _ThreadCompressor(threading.local):
-    """Compressor of one thread, which keeps its window between frames."""
+    """Compressor of one thread; it is kept because it reuses its window for the next frame."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
@@ -66,7 +73,7 @@ _compressor = _ThreadCompressor()
 
 @dataclass(frozen=True, slots=True)
 class ZstdCodec(FileCodec):
-    """zstd frames with content size and checksum: writes one, reads all of a file."""
+    """zstd frames with content size and checksum: writes one frame, reads all frames of a file."""
 
     name: str = "zstd"
     suffix: str = ".zst"
@@ -77,7 +84,7 @@ class ZstdCodec(FileCodec):
         return (*self.encode_blocks(parts, _count_bytes(parts)),)
 
     def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
-        """Yield the frame, which does not depend on where a block ends."""
+        """Yield the frame; it does not depend on where a block ends."""
         if size <= _MAX_JOINED_BYTES:
             yield _compressor.zstd.compress(b"".join(blocks))
             return
@@ -103,11 +110,12 @@ class ZstdCodec(FileCodec):
 
 
 def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
-    """Return the content of one frame from its bytes; its checksum has to be right."""
+    """Return the content of one frame; CorruptedError if its checksum is wrong."""
     try:
         if frame.content_bytes:
             return zstandard.ZstdDecompressor().decompress(packed)
-        # zstandard does not check the size that an empty frame declares.
+        # This is checked here because zstandard does not check the size that an empty frame
+        # declares.
         reader = zstandard.ZstdDecompressor().decompressobj()
         if not reader.decompress(packed) and reader.eof:
             return b""
@@ -117,9 +125,9 @@ def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
 
 
 def decompress_start(packed: BinaryIO, count: int) -> bytes:
-    """Return the first `count` bytes of a frame, without unpacking the rest of it.
+    """Return the first `count` bytes of a frame's content, without unpacking the rest.
 
-    They are not checked, because the checksum is that of the whole frame.
+    The bytes are not verified, because the checksum is that of the whole frame.
     """
     try:
         with zstandard.ZstdDecompressor().stream_reader(packed, closefd=False) as stream:
@@ -129,9 +137,11 @@ def decompress_start(packed: BinaryIO, count: int) -> bytes:
 
 
 def unpack_stream(packed: BinaryIO, write: Callable[[bytes], object], *, limit_bytes: int) -> None:
-    """Unpack all frames of a file in pieces; CorruptedError when damaged or over the limit.
+    """Unpack all frames of a file in pieces; CorruptedError if a frame is damaged or the limit
+    exceeded.
 
-    The last frame may end early, which only its reader can tell: the content is too short.
+    If the last frame ends early, there is no error: only the reader of the content can see that it
+    is too short.
     """
     done = 0
     try:
@@ -154,7 +164,7 @@ CODECS: dict[str, FileCodec] = {
 
 
 def get_codec(name: str) -> FileCodec:
-    """Return the codec of that name in a plan; UnsupportedError names the known ones."""
+    """Return the codec with this name in a plan; UnsupportedError names the known codecs."""
     try:
         return CODECS[name]
     except KeyError:
@@ -167,32 +177,35 @@ def select_codec(file_name: str) -> FileCodec:
 
 
 MAX_PACKED_SHARE = 0.875
-"""Largest share of the plain file's bytes that a packed one may have, as in ZFS for a block.
+"""A file is packed only if that makes it smaller than this share of the plain file, as ZFS does for
+blocks.
 
 Measured with zstd at level 1: random bits stay at 1.000, normal float64 comes to 0.958, float32
 to 0.924 and bfloat16 to 0.777; a sample differs from the whole by less than 0.005. The 8 % of
 float32 cost a core as long as the training step that wrote them.
 """
 BLOCK_BYTES = 4 << 10
-"""Files up to this size stay plain: they take a block of a disk, packed or not, and packing one
-takes as long as writing it.
+"""Size in bytes up to which files stay plain: they take one block of a disk, packed or not, and
+packing one takes as long as writing it.
 """
 SMALL_FILE_BYTES = 64 << 10
-"""Files up to this size are packed without a sample: a frame of them costs hardly more."""
+"""Size in bytes up to which files are packed without taking a sample, because a frame costs hardly
+more.
+"""
 _SAMPLES = 8
 _SAMPLE_BYTES = 2 << 10
-"""Of each piece; together they are a quarter of a small file."""
+"""Bytes of each piece of a sample; all pieces together are a quarter of a small file."""
 
 
 def pack_file(
     codec: FileCodec, parts: Sequence[ByteBuffer], *, later: bool = False
 ) -> Sequence[ByteBuffer]:
-    """Return the bytes of a file, packed where that saves enough, else `parts` itself.
+    """Return the bytes of a file, packed if that saves enough, else `parts` itself.
 
-    The name of a packed file has the codec's suffix; whether it has depends on parts and codec
-    alone. A codec that may defer packing leaves a file of one block plain for good. With `later`
-    a large file that packing would make smaller is stored in a frame of the codec, so that it can
-    be packed later under the same name.
+    A packed file's name has the codec's suffix; whether it has one depends only on `parts` and
+    `codec`. A codec that may defer packing leaves a file of one block plain for good. With `later`,
+    a large file that packing would make smaller is stored unpacked in a frame of the codec, so that
+    it can be packed later under the same name.
     """
     size = _count_bytes(parts)
     if not codec.suffix or (codec.is_deferrable and size <= BLOCK_BYTES):
@@ -203,15 +216,15 @@ def pack_file(
     if not _is_sample_worthwhile(codec, max(parts, key=len)):
         return parts
     stored = make_stored_frame(parts)
-    # The sample has decided on the name, also where the whole does not get smaller.
+    # The sample decided on the name, also if packing does not make the whole file smaller.
     return stored if later else min(codec.encode(parts), stored, key=_count_bytes)
 
 
 def pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
-    """Return one part of a file in pieces: a frame of its own, packed or stored.
+    """Return one part of a file as a frame of its own, packed or stored, in pieces.
 
-    Such parts of several files can be joined without unpacking them. An empty part has no frame,
-    and without a codec the part stays as it is. The name of the file has the codec's suffix.
+    Parts of several files can be joined without unpacking them. An empty part has no frame, and
+    without a codec the part stays as it is. The name of the file has the codec's suffix.
     """
     if not len(part):
         return ()
@@ -228,7 +241,7 @@ def _is_sample_worthwhile(codec: FileCodec, part: ByteBuffer) -> bool:
 
 
 def is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:
-    """Return whether packing saves enough of a file's bytes."""
+    """Return whether packing makes a file small enough to be worthwhile."""
     return _count_bytes(packed) <= MAX_PACKED_SHARE * plain_bytes
 
 
@@ -237,7 +250,7 @@ def _count_bytes(parts: Iterable[ByteBuffer]) -> int:
 
 
 def _take_sample(part: ByteBuffer) -> bytes:
-    """Return pieces from the part's beginning to its end, evenly spread."""
+    """Return pieces of a part that are evenly spread from its beginning to its end."""
     step = max(len(part) - _SAMPLE_BYTES, 0) // (_SAMPLES - 1)
     starts = range(0, _SAMPLES * step, step) if step else (0,)
     return b"".join(memoryview(part)[at : at + _SAMPLE_BYTES] for at in starts)

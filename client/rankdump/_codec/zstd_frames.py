@@ -1,8 +1,8 @@
-"""Frames of zstd files: where each begins and ends, found without unpacking any, and frames whose
-content is stored as it is. Pure. Format: RFC 8878.
+"""Frames of zstd files: finds where each frame begins and ends without unpacking, and makes frames
+whose content is stored as it is. Pure. The format is that of RFC 8878.
 
-The blocks of a frame say how long they are and what they can hold at most, so a frame that
-declares more than that is rejected before anything is allocated for it.
+The blocks of a frame tell their length and the maximum that they can hold, so a frame that declares
+more is rejected before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rankdump.errors import CorruptedError
 
 ByteBuffer: TypeAlias = "bytes | bytearray | memoryview"
 RangeReader: TypeAlias = "Callable[[int, int], ByteBuffer]"
-"""Reads a number of bytes of a packed file from an offset; fewer where the file ends."""
+"""Reads a number of bytes at an offset of a packed file; returns fewer at the end of the file."""
 
 MAX_ZSTD_FRAMES = 1 << 16
 MAX_EXPANSION = 1 << 15
-"""Most bytes that one byte of a frame can stand for: a block of 128 KiB takes four."""
+"""Maximum number of bytes that one byte of a frame can stand for: a block of 128 KiB takes four."""
 _BLOCK_BYTES = 128 << 10
 _MAX_HEAD_BYTES = 18
-"""Most bytes in front of a frame's first block."""
+"""Maximum number of bytes before the first block of a frame."""
 _BLOCK_HEAD_BYTES, _CHECKSUM_BYTES, _SKIPPED_HEAD_BYTES = 3, 4, 8
 _SKIPPED_MAGIC = 0x184D2A5
 _RAW, _RLE, _RESERVED = 0, 1, 3
@@ -33,7 +33,7 @@ _UNREADABLE_FRAME = "damaged: zstd frame cannot be read"
 
 @dataclass(frozen=True, slots=True)
 class ZstdFrame:
-    """One frame: its place in the packed file, and that of its content in the plain file."""
+    """One frame: its place in the packed file, and the place of its content in the plain file."""
 
     start: int
     end: int
@@ -42,20 +42,20 @@ class ZstdFrame:
 
     @property
     def content_end(self) -> int:
-        """Offset behind its content in the plain file."""
+        """Offset in the plain file after the frame's content."""
         return self.content_offset + self.content_bytes
 
 
 def make_memory_reader(data: ByteBuffer) -> RangeReader:
-    """Return a reader of bytes in memory; it copies nothing."""
+    """Return a reader of bytes in memory, which copies nothing."""
     view = memoryview(data)
     return lambda at, count: view[at : at + count]
 
 
 def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> Iterator[ZstdFrame]:
-    """Yield the frames of a file of that size; CorruptedError where one is invalid or cut off.
+    """Yield the frames of a file of this size; CorruptedError if a frame is invalid or cut off.
 
-    Each must declare its size, and all together may not hold more than the limit. Skippable
+    Each frame must declare its size, and all frames together must not exceed the limit. Skippable
     frames are skipped.
     """
     at = offset = count = skipped = 0
@@ -113,7 +113,9 @@ def _parse_frame(
 
 
 def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
-    """Return the offset behind the last block, and the most bytes that the blocks can hold."""
+    """Return the offset after the last block, and the maximum number of bytes that the blocks can
+    hold.
+    """
     capacity = 0
     while True:
         head = read(at, _BLOCK_HEAD_BYTES)
@@ -135,14 +137,16 @@ _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _EIGHT_BYTES_OF_SIZE = 3 << 6
 _WINDOW_OF_128_KIB = 7 << 3
 _STORED_START = _ZSTD_MAGIC + bytes((_EIGHT_BYTES_OF_SIZE, _WINDOW_OF_128_KIB))
-"""Start of a stored frame; a compressor spells the size and the window of its frames otherwise."""
+"""Start of a stored frame; compressors write the size and the window of their frames in another
+way.
+"""
 STORED_HEAD_BYTES = len(_STORED_START) + 8
 
 
 def make_stored_frame(parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
-    """Return a frame that stores the parts as they are, in views of them; it has no checksum.
+    """Return a frame that stores the parts as they are, as views of them; it has no checksum.
 
-    A part begins in a block of its own, so the frame follows from the parts alone.
+    Each part begins in a new block, so the bytes of the frame depend on the parts alone.
     """
     size = sum(map(len, parts))
     frame: list[ByteBuffer] = [_STORED_START + size.to_bytes(8, "little")]
@@ -169,14 +173,14 @@ def is_stored_frame(start: ByteBuffer) -> bool:
 
 
 def read_stored_size(start: ByteBuffer) -> int:
-    """Return the size of the content that the first STORED_HEAD_BYTES of a stored frame declare."""
+    """Return the size of the content of a stored frame, given its first STORED_HEAD_BYTES."""
     return int.from_bytes(start[len(_STORED_START) : STORED_HEAD_BYTES], "little")
 
 
 def iterate_stored_blocks(read: RangeReader, size: int) -> Iterator[ByteBuffer]:
-    """Yield the content of a file of that size, which is one stored frame, block by block.
+    """Yield block by block the content of a file of this size, which is one stored frame.
 
-    CorruptedError where it is not.
+    CorruptedError if it is not a stored frame.
     """
     at, last, found = STORED_HEAD_BYTES, 0, 0
     while not last:
