@@ -1,14 +1,14 @@
-"""CANN's `bin` files: the header's length, the header, then the payloads back to back; and the
-bytes of a payload as an array. No size in a file is trusted before it is checked.
+"""CANN's `bin` files: the length of the header, the header, and then the payloads without gaps; and
+the bytes of a payload as an array. No size in a file is trusted before it is checked.
 
-The order of payloads is inputs, outputs, buffers, workspaces, though the header has outputs
-first (CANN, `dump_data.proto` and msaccucmp). Packed with `zstd`, a file is one frame for all up
-to the payloads and one for each payload, so that `zstd -d` gives the plain file and a payload
-can be read alone. A file is opened anew for each reading, so nothing has to be closed and values
-can be passed to other processes; a file that changed in between is corrupted.
+Payloads are in the order inputs, outputs, buffers, workspaces, although the header has outputs
+first (CANN, `dump_data.proto` and msaccucmp). A file packed with `zstd` is one frame for everything
+before the payloads and one frame for each payload, so `zstd -d` gives the plain file, and a payload
+can be read alone. The file is opened for each reading, so nothing has to be closed and values can
+be passed to other processes; a file that has changed in between counts as corrupted.
 
 Three defects of msaccucmp are not copied: 0x7F and 0xFF of FLOAT8_E4M3FN are NaN and not 480,
-infinities keep their sign, and an empty tensor its element type.
+infinities keep their sign, and an empty tensor keeps its element type.
 """
 
 from __future__ import annotations
@@ -37,31 +37,34 @@ from rankdump._core.npy_format import MAX_DIMENSIONS
 from rankdump.errors import CorruptedError, EmptyFileError, UnsupportedError
 
 MAX_PLAIN_BYTES = 64 << 30
-"""Most bytes that a packed file may unpack to."""
+"""Maximum number of bytes that a packed file may unpack to."""
 _MAX_START_BYTES = 16 << 20
-"""Of a first frame larger than this, only so much is unpacked to read the header, and its checksum
-is not checked."""
+"""If the first frame is larger than this, only this number of bytes is unpacked to read the header,
+and the checksum of the frame is not verified.
+"""
 
 
 BinSource: TypeAlias = "MemorySource | DiskSource | PackedSource"
-"""Source of the bytes of a plain file, with its size, or an upper bound of its size."""
+"""Source of the bytes of a plain file, with the size of the file or an upper bound of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySource:
-    """A plain file in memory with its size, or the start of one with an upper bound of its size."""
+    """A plain file in memory with its size, or the start of a file with an upper bound
+    of its size.
+    """
 
     data: memoryview
     size: int
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return a view."""
+        """Return a range of bytes as a view."""
         return self.data[start:end]
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """A file, with its state when it was first examined."""
+    """A file on disk, with its state when it was first examined."""
 
     path: Path
     size: int
@@ -70,20 +73,20 @@ class DiskSource:
 
     @contextmanager
     def open(self) -> Generator[BinaryIO, None, None]:
-        """Open the file; CorruptedError when it has changed."""
+        """Open the file; CorruptedError if it has changed since."""
         with self.path.open("rb") as file:
             if _examine_file(self.path, os.fstat(file.fileno())) != self:
                 raise CorruptedError("changed while it was read")
             yield file
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes, read from the disk."""
+        """Return a range of bytes, read from the disk."""
         with self.open() as file:
             return memoryview(bytes(_make_reader(file)(start, end - start)))
 
 
 class PackedSource:
-    """A packed file; unpacks the frames that are read, and keeps the last one."""
+    """A packed file, which unpacks the frames that are read and keeps the last one."""
 
     def __init__(self, disk: DiskSource, found: tuple[ZstdFrame, ...]) -> None:
         self._disk, self._frames = disk, found
@@ -91,11 +94,11 @@ class PackedSource:
 
     @property
     def size(self) -> int:
-        """Bytes of the plain file."""
+        """Size of the plain file in bytes."""
         return self._frames[-1].content_end
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes; those of one frame are not copied."""
+        """Return a range of bytes; bytes within one frame are not copied."""
         touched = [f for f in self._frames if f.content_offset < end and start < f.content_end]
         parts = [
             memoryview(self._content(f))[max(start - f.content_offset, 0) : end - f.content_offset]
@@ -106,14 +109,16 @@ class PackedSource:
     def _content(self, frame: ZstdFrame) -> bytes:
         last = self._last
         if last is None or last[0] != frame:
-            self._last = None  # frees it before the next is unpacked
+            self._last = None  # frees the content before the next frame is unpacked
             packed = self._disk.read(frame.start, frame.end)
             self._last = last = frame, decompress_frame(frame, packed)
         return last[1]
 
 
 def open_source(path: Path) -> BinSource:
-    """Return the source of a file, packed or not by its suffix; its frames are checked."""
+    """Return the source of a file, which its suffix says is packed or not; its frames
+    are checked.
+    """
     disk = _examine_file(path, path.stat())
     if not select_codec(path.name).suffix:
         return disk
@@ -122,7 +127,7 @@ def open_source(path: Path) -> BinSource:
 
 
 def open_start(path: Path) -> BinSource:
-    """Return a source with the start of a file, without reading the rest of a packed one."""
+    """Return a source with the start of a file; the rest of a packed file is not read."""
     disk = _examine_file(path, path.stat())
     if not select_codec(path.name).suffix:
         return disk
@@ -165,30 +170,32 @@ class BinPayload:
     """One tensor, buffer or workspace, and the place of its bytes."""
 
     kind: str
-    """`input`, `output`, `l1buffer` or `space`: the words of converted files' names."""
+    """Kind of the payload in the words of converted files' names: `input`, `output`, `l1buffer` or
+    `space`.
+    """
     index: int
     part: BinPart
     offset: int
-    """From the start of the plain file."""
+    """Offset in bytes from the start of the plain file."""
 
     @property
     def end(self) -> int:
-        """Offset behind the last byte."""
+        """Offset after the last byte of the payload."""
         return self.offset + self.part.size
 
 
 @dataclass(frozen=True, slots=True)
 class BinFile:
-    """A file's header, and its payloads, which are read on demand."""
+    """Header of a file, and its payloads, which are read on demand."""
 
     header: DumpData
     payloads: tuple[BinPayload, ...]
-    """Inputs, outputs, buffers, workspaces: in the order of the file."""
+    """Payloads in the order of the file: inputs, outputs, buffers, workspaces."""
     source: BinSource
     path: Path | None = None
 
     def read_payload(self, payload: BinPayload) -> memoryview:
-        """Return the bytes of a payload, unpacked; CorruptedError when they cannot be read."""
+        """Return the unpacked bytes of a payload; CorruptedError if they cannot be read."""
         if not payload.part.size:
             return memoryview(b"")
         with _name_corrupted_file(self.path):
@@ -196,7 +203,7 @@ class BinFile:
 
 
 def serialize_bin_head(header: DumpData) -> bytes:
-    """Return the bytes in front of the payloads."""
+    """Return the bytes of a file before the payloads: the header with its length."""
     body = serialize_bin_header(header)
     return len(body).to_bytes(HEADER_LENGTH_BYTES, "little") + body
 
@@ -204,18 +211,18 @@ def serialize_bin_head(header: DumpData) -> bytes:
 def open_bin_file(path: Path) -> BinFile:
     """Open a file, packed or not; CorruptedError names what is wrong with it.
 
-    Reads the header and, in a packed file, the places of its frames. Payloads are read on demand,
-    each alone.
+    This reads the header and, for a packed file, the places of its frames. Payloads are read one by
+    one, on demand.
     """
     with _name_corrupted_file(path):
         return _parse_source(open_source(path), path)
 
 
 def read_bin_header(path: Path) -> DumpData:
-    """Read the header only: the first bytes, or the first frame of a packed file.
+    """Read only the header: the first bytes of a file, or the first frame of a packed one.
 
-    The sizes in it are checked as `open_bin_file` checks them, but those of a packed file only
-    against the most that the rest of it can hold.
+    The sizes in the header are checked as in `open_bin_file`, but for a packed file only against
+    the maximum that the rest of the file can hold.
     """
     with _name_corrupted_file(path):
         source = open_start(path)
@@ -226,7 +233,7 @@ def read_bin_header(path: Path) -> DumpData:
 
 
 def parse_bin_file(data: memoryview) -> BinFile:
-    """Return the parts of a plain file; CorruptedError when its lengths do not add up."""
+    """Return the parts of a plain file; CorruptedError if its lengths do not add up."""
     return _parse_source(MemorySource(data, len(data)), None)
 
 
@@ -271,7 +278,7 @@ def _iterate_parts(header: DumpData) -> Iterator[tuple[str, int, BinPart]]:
 
 @contextmanager
 def _name_corrupted_file(path: Path | None) -> Generator[None, None, None]:
-    """Put the path before the text of an error; a file that cannot be read is corrupted, too."""
+    """Put the path before the text of an error; a file that cannot be read counts as corrupted."""
     where = f"{path}: " if path else ""
     try:
         yield
@@ -283,18 +290,18 @@ def _name_corrupted_file(path: Path | None) -> Generator[None, None, None]:
 
 PayloadArray = npt.NDArray[Any]
 _PACKED_TYPE_BITS = {"INT4": 4, "UINT1": 1}
-"""Bits of the types of which several elements share a byte."""
+"""Bits of one element, for types of which several elements share a byte."""
 _HIFLOAT8_NAN, _HIFLOAT8_INFINITY = 0x80, 0x6F
-# Dot field of HiFloat8 -> bits of its exponent; what follows the exponent is the mantissa.
+# Dot field of HiFloat8 -> number of bits of its exponent; the mantissa follows the exponent.
 _DOT_WIDTHS = {"11": 4, "10": 3, "01": 2, "001": 1, "0001": 0}
 
 
 def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> PayloadArray:
-    """Return a tensor, read-only; no format is converted.
+    """Return a tensor as a read-only array, without converting its format.
 
-    Types that numpy lacks are widened: bfloat16 and 8-bit floats to float32, INT4 to int8, UINT1
-    to uint8; UNDEFINED is bytes, whatever its shape. UnsupportedError for elements that are not
-    numbers or have an unknown form, CorruptedError where the bytes are too few for the shape.
+    Types that numpy lacks are widened: bfloat16 and 8-bit floats to float32, INT4 to int8, UINT1 to
+    uint8; UNDEFINED becomes bytes, whatever the shape. UnsupportedError for elements that are not
+    numbers or have an unknown form, CorruptedError if there are too few bytes for the shape.
     """
     name = get_type_name(part.data_type)
     flat = _read_elements(part.data_type, name, memoryview(data))
@@ -319,13 +326,15 @@ def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> Pa
 
 
 def get_type_name(number: int) -> str:
-    """Return CANN's name of an element type, without its prefix; its number if it has no name."""
+    """Return CANN's name of an element type, without the prefix; the number of the type if it has
+    no name.
+    """
     known = DATA_TYPES.get(number)
     return known.name if known else str(number)
 
 
 def _read_elements(number: int, name: str, data: memoryview) -> PayloadArray:
-    """Return as many elements as the bytes hold; an incomplete last one is left out."""
+    """Return all complete elements in the bytes; an incomplete last element is left out."""
     if name == "UNDEFINED":
         return np.frombuffer(data, dtype=np.int8)
     if name == "HIFLOAT8":
@@ -349,15 +358,16 @@ def _unpack_bits(held: npt.NDArray[np.uint8], bits: int) -> PayloadArray:
 
 @cache
 def _make_hifloat8_table() -> npt.NDArray[np.float32]:
-    """Return the 256 values of HiFloat8, indexed by the byte."""
+    """Return the 256 values of HiFloat8, indexed by the code."""
     return np.array([_decode_hifloat8(byte) for byte in range(256)], dtype="<f4")
 
 
 def _decode_hifloat8(byte: int) -> float:
-    """Return the value of one byte: sign, dot, exponent, mantissa (arXiv 2409.16626, table 2).
+    """Return the value of one code, which consists of sign, dot, exponent and mantissa (arXiv
+    2409.16626, table 2).
 
-    The exponent is sign and magnitude, without the highest bit, which is one. Where the dot field
-    is 0000, the mantissa M stands for 2 ** (M - 23).
+    The exponent is stored as sign and magnitude, without the highest bit, which is always one. If
+    the dot field is 0000, the mantissa M stands for 2 ** (M - 23).
     """
     if byte == _HIFLOAT8_NAN:
         return math.nan

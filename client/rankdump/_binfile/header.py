@@ -1,8 +1,8 @@
-"""Protobuf form of a `bin` file's header (CANN, `dump_data.proto`). The only module of the package
-that uses protobuf.
+"""Protobuf form of the header of a `bin` file (CANN, `dump_data.proto`). This is the only module of
+the package that uses protobuf.
 
-Two bytes can be a whole tensor's entry, and a value takes a hundred times as much memory, so
-fields are counted, and a header that has too many is rejected before it is parsed.
+Two bytes can be the entry of a whole tensor, and a parsed value takes a hundred times as much
+memory. So fields are counted, and a header with too many fields is rejected before it is parsed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from rankdump.dumpdata.v1 import dump_data_pb2
 from rankdump.errors import CorruptedError
 
 MAX_HEADER_FIELDS = 1 << 18
-"""Most fields and extents of a header; an operator of a thousand tensors has some ten thousand."""
+"""Maximum number of fields and extents in a header; an operator with a thousand tensors has about
+ten thousand.
+"""
 _UNCOUNTED_BYTES = 64 << 10
-"""Headers up to this size are not counted: they hold few fields."""
+"""Size in bytes up to which headers are not counted, because they hold few fields."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
@@ -40,7 +42,7 @@ _MAX_VARINT_BYTES = 10
 def check_field_count(data: memoryview, description: Any) -> None:
     """Raise CorruptedError for a message with more fields than any operator has.
 
-    The count ends where the bytes are not a message, and parsing them will fail.
+    The count ends at bytes that are no message; parsing them will fail anyway.
     """
     if len(data) > _UNCOUNTED_BYTES and _count_remaining(data, description, MAX_HEADER_FIELDS) < 0:
         raise CorruptedError(
@@ -49,7 +51,7 @@ def check_field_count(data: memoryview, description: Any) -> None:
 
 
 def _count_remaining(data: memoryview, description: Any, allowed: int) -> int:
-    """Return how many more fields are allowed; below 0 when these are too many."""
+    """Return how many more fields are allowed; a negative number if there are too many."""
     at = 0
     while at < len(data) and allowed >= 0:
         tag, at = _read_varint(data, at)
@@ -63,7 +65,7 @@ def _count_remaining(data: memoryview, description: Any, allowed: int) -> int:
         elif wire == _VARINT:
             _, at = _read_varint(data, at)
         else:
-            # A group has no length: its fields are counted as if they were outside it.
+            # A group has no length, so its fields are counted as if they were outside of it.
             at += _FIXED_BYTES.get(wire, 0)
     return allowed
 
@@ -73,7 +75,7 @@ def _count_remaining_inside(data: memoryview, field: Any, allowed: int) -> int:
         return allowed
     if field.message_type is not None:
         return _count_remaining(data, field.message_type, allowed)
-    # Packed numbers take at least a byte each.
+    # Each packed number takes at least one byte.
     return allowed - len(data) if field.type == field.TYPE_UINT64 else allowed
 
 
@@ -104,12 +106,12 @@ _EXTRA_FIELD = "extra"
 
 
 def serialize_bin_header(data: DumpData) -> bytes:
-    """Return the serialised header; the same values give the same bytes."""
+    """Return the serialized header; equal values give equal bytes."""
     return _make_message(data).SerializeToString(deterministic=True)
 
 
 def parse_bin_header(data: bytes | memoryview) -> DumpData:
-    """Read a header; CorruptedError when it is not one."""
+    """Parse a header; CorruptedError if the bytes are not one."""
     check_field_count(memoryview(data), dump_data_pb2.DumpData.DESCRIPTOR)
     message = dump_data_pb2.DumpData()
     try:
@@ -154,7 +156,7 @@ def _read_field(message: Any, name: str, kind: type) -> Any:
 
 
 def _serialize_unknown_fields(message: Any) -> bytes:
-    """Return the fields that this description does not know, as they were read."""
+    """Return the bytes of the fields that this description does not know, as they were read."""
     if not len(UnknownFieldSet(message)):
         return b""
     rest = type(message)()

@@ -1,9 +1,9 @@
-"""Header of CANN's `bin` files as frozen values: one operator's tensors, buffers and workspaces
-(CANN, `dump_data.proto`). Pure: nothing here needs protobuf.
+"""Header of CANN's `bin` files as frozen values: tensors, buffers and workspaces of one operator
+(CANN, `dump_data.proto`). Pure: nothing in this module requires protobuf.
 
-The classes have the names of the messages, by which they are looked up. Numbers and fields that a
-newer release adds are kept, the fields as bytes in `extra`, so a header can be written as it was
-read.
+The classes have the names of the protobuf messages, by which they are looked up. Unknown numbers
+and fields of a newer release are kept, the fields as bytes in `extra`, so a header can be written
+as it was read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADER_VERSION = "2.0"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Extents, outermost first; of a scalar there are none."""
+    """Extents of a tensor, outermost first; a scalar has none."""
 
     dim: tuple[int, ...] = ()
     extra: bytes = b""
@@ -23,7 +23,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class OriginalOp:
-    """The operator of the framework that an output comes from."""
+    """Operator of the framework that an output comes from."""
 
     name: str = ""
     output_index: int = 0
@@ -34,7 +34,7 @@ class OriginalOp:
 
 @dataclass(frozen=True, slots=True)
 class DimRange:
-    """Bounds of an extent that is known at run time only."""
+    """Bounds of an extent that is known only at run time."""
 
     dim_start: int = 0
     dim_end: int = 0
@@ -46,19 +46,21 @@ class OpInput:
     """A tensor that the operator read."""
 
     data_type: int = 0
-    """A number of `DATA_TYPES`."""
+    """Element type as a number of `DATA_TYPES`."""
     format: int = 0
-    """A number of `FORMAT_NAMES`, with a C0 code in bits 24 to 27 and groups in 8 to 23, or 0."""
+    """Format as a number of `FORMAT_NAMES`, with a code of C0 in bits 24 to 27 and groups in bits 8
+    to 23, or 0.
+    """
     shape: Shape | None = None
-    """Its shape on the device."""
+    """Shape of the tensor on the device."""
     data: bytes = b""
-    """Empty on disk: the payload follows the header."""
+    """Bytes of the tensor; empty on disk, where the payload follows the header."""
     size: int = 0
-    """Bytes of the payload."""
+    """Size of the payload in bytes."""
     original_shape: Shape | None = None
-    """In the format of the operator itself."""
+    """Shape in the format of the operator itself."""
     sub_format: int = 0
-    """Number of groups of FRACTAL_Z."""
+    """Number of groups in FRACTAL_Z."""
     address: int = 0
     offset: int = 0
     arg_index: int = 0
@@ -67,13 +69,13 @@ class OpInput:
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether it only keeps the slot of a tensor that was not dumped."""
+        """Whether the entry only keeps the slot of a tensor that was not dumped."""
         return _is_placeholder(self)
 
 
 @dataclass(frozen=True, slots=True)
 class OpOutput:
-    """A tensor that the operator wrote; fields as those of `OpInput`."""
+    """A tensor that the operator wrote; its fields have the meaning of those of `OpInput`."""
 
     data_type: int = 0
     format: int = 0
@@ -90,7 +92,7 @@ class OpOutput:
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether it only keeps the slot of a tensor that was not dumped."""
+        """Whether the entry only keeps the slot of a tensor that was not dumped."""
         return _is_placeholder(self)
 
 
@@ -133,14 +135,14 @@ class DumpData:
 
     version: str = HEADER_VERSION
     dump_time: int = 0
-    """Microseconds since the epoch: the time stamp in the file's name."""
+    """Time in microseconds since the epoch, which is also the time stamp in the file's name."""
     output: tuple[OpOutput, ...] = ()
     input: tuple[OpInput, ...] = ()
     buffer: tuple[OpBuffer, ...] = ()
     op_name: str = ""
-    """The framework's name, not sanitised."""
+    """Operator name of the framework, without replaced characters."""
     attr: tuple[OpAttr, ...] = ()
     space: tuple[Workspace, ...] = ()
     dfx_message: str = ""
-    """Text of the log, in the dump of an exception."""
+    """Text of the device's log, in the dump of an exception."""
     extra: bytes = b""

@@ -1,7 +1,7 @@
 """Overflow records of CANN: which task overflowed, on which unit, and how. Pure.
 
-There are two layouts of bytes, which differ in their first word, and the JSON that msaccucmp makes
-of either; MindSpore writes the older one's members in one line (CANN, msaccucmp).
+There are two binary layouts, which differ in their first word, and the JSON that msaccucmp makes
+from either; MindSpore writes the members of the older layout in one line (CANN, msaccucmp).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEX_FIELDS = frozenset(("pc_start", "para_base", "kernel_code", "src_addr", "ds
 _TASK_FIELDS = ("model_id", "stream_id", "task_id", "task_type")
 _OLD_TASK_FIELDS = (*_TASK_FIELDS, "pc_start", "para_base")
 _STATUS_FIELD = "status"
-# Unit -> offsets of its task and of its state, and the names of the state's fields.
+# Unit -> offset of its task, offset of its state, and names of the fields of the state.
 _OLD_UNITS = {
     "DHA Atomic Add": (0, 512, (_STATUS_FIELD,)),
     "L2 Atomic Add": (128, 768, (_STATUS_FIELD,)),
@@ -31,7 +31,7 @@ _OLD_UNITS = {
 _RECORD_HEAD = struct.Struct("<6I")
 _VERSIONS = (0, 1)
 _STATUS_WORDS = 4
-"""Of version 1, for the units of an AI core."""
+"""Number of words in the status of an AI core's unit in version 1."""
 _THREAD_FIELDS = (*_TASK_FIELDS, "context_id", "thread_id")
 _CORE_FIELDS = (*_THREAD_FIELDS, "pc_start", "para_base", "core_id", "block_id", _STATUS_FIELD)
 _UNITS = {
@@ -53,23 +53,27 @@ _STATUS_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class OverflowSection:
-    """One unit: its task and its status."""
+    """Section of one unit: its task and its status."""
 
     unit: str
-    """`DHA Atomic Add`, `L2 Atomic Add`, `AI Core`, or `AIC`, `AIV`, `AICPU`, `SDMA`."""
+    """Name of the unit: `DHA Atomic Add`, `L2 Atomic Add`, `AI Core`, or `AIC`, `AIV`, `AICPU`,
+    `SDMA`.
+    """
     fields: tuple[tuple[str, int], ...]
-    """Everything but the status, in the order of the file."""
+    """All fields except the status, in the order of the file."""
     status: tuple[int, ...]
-    """One word; of an AI core in version 1 four."""
+    """Words of the status: one; four for an AI core in version 1."""
 
     @property
     def has_overflow(self) -> bool:
-        """Whether any bit is set."""
+        """Whether any bit of the status is set."""
         return any(self.status)
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        """Meaning of the bits in words; for units other than AI cores only whether any is set."""
+        """Meaning of the set bits in words; for units other than AI cores only whether any bit is
+        set.
+        """
         if self.unit not in _CORE_UNITS:
             return ("overflow",) * self.has_overflow
         first, *more = self.status
@@ -77,19 +81,21 @@ class OverflowSection:
         unknown = first & ~sum(_STATUS_BITS)
         if unknown:
             words.append(f"bits {unknown:#x}")
-        # The bits of the further words are undocumented.
+        # The bits of the additional words are undocumented.
         words += [f"word {n}: {word:#x}" for n, word in enumerate(more, 1) if word]
         return tuple(words)
 
     def get_field(self, name: str) -> int | None:
-        """Return a field; None where this unit has none of that name, or it is not known."""
+        """Return the value of a field; None if the unit has no such field, or the value is not
+        known.
+        """
         value = dict(self.fields).get(name)
         return None if value == UNKNOWN_FIELD and name in ("context_id", "thread_id") else value
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowHead:
-    """Head of the newer layout, which has one section."""
+    """Head of a record in the newer layout, which has one section."""
 
     version: int
     valid: int
@@ -103,15 +109,15 @@ class OpDebugRecord:
 
     sections: tuple[OverflowSection, ...]
     head: OverflowHead | None = None
-    """None for the older layout."""
+    """Head of the record; None for the older layout."""
 
     @property
     def overflowed_sections(self) -> tuple[OverflowSection, ...]:
-        """The sections with an overflow."""
+        """Sections that report an overflow."""
         return tuple(section for section in self.sections if section.has_overflow)
 
     def to_json(self) -> str:
-        """Return the text of msaccucmp's file, byte for byte."""
+        """Return the record as the text of msaccucmp's file, byte for byte."""
         made = {section.unit: _list_members(section) for section in self.sections}
         if self.head is None:
             return json.dumps(made, indent=4)
@@ -128,7 +134,7 @@ class OpDebugRecord:
 
     @staticmethod
     def from_json(text: str | bytes) -> OpDebugRecord:
-        """Read msaccucmp's file or MindSpore's; CorruptedError names what is missing."""
+        """Parse the JSON of msaccucmp or MindSpore; CorruptedError names what is missing."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -145,7 +151,7 @@ class OpDebugRecord:
 
 
 def parse_overflow_record(payload: bytes | memoryview) -> OpDebugRecord:
-    """Read the payload of an overflow file; CorruptedError when its size fits no layout.
+    """Parse the payload of an overflow file; CorruptedError if its size fits neither layout.
 
     UnsupportedError for a version or a unit that a newer release may have.
     """
@@ -158,7 +164,7 @@ def parse_overflow_record(payload: bytes | memoryview) -> OpDebugRecord:
 
 
 def convert_overflow_to_json(payload: bytes | memoryview) -> str:
-    """Return msaccucmp's JSON of the payload of an overflow file."""
+    """Return the payload of an overflow file as msaccucmp's JSON."""
     return parse_overflow_record(payload).to_json()
 
 
