@@ -1,11 +1,11 @@
-"""Plain values of a pickle, read without unpickling: nothing is imported and no object is created
-but numbers, texts, lists, tuples and dictionaries. Pure.
+"""Plain values of a pickle, read without unpickling: nothing is imported, and no object is created
+except numbers, texts, lists, tuples and dictionaries. Pure.
 
 The opcodes are interpreted one by one (Python's pickletools, protocols 0 to 5). A name in the
-pickle (GLOBAL) becomes a `PickledName`, a call of one (REDUCE) a `PickledCall` where the caller
-allows that name, and what lies outside of the pickle (BINPERSID) a `PickledReference`; any other
-name, and any opcode that creates objects, is an error. Each opcode takes at least one byte and
-adds at most one value, so memory is in proportion to the size of the pickle.
+pickle (GLOBAL) becomes a `PickledName`, a call (REDUCE) of a name that the caller allows a
+`PickledCall`, and a reference to data outside of the pickle (BINPERSID) a `PickledReference`. Any
+other name, and any opcode that creates objects, is an error. Each opcode takes at least one byte
+and adds at most one value, so the memory is proportional to the size of the pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _SHOWN_CHARACTERS = 80
 
 
 class PickledName(NamedTuple):
-    """A name of a module in a pickle, such as `torch.FloatStorage`; nothing is imported."""
+    """Name of an object of a module in a pickle, such as `torch.FloatStorage`; nothing
+    is imported.
+    """
 
     module: str
     name: str
@@ -34,23 +36,23 @@ class PickledName(NamedTuple):
 
 
 class PickledCall(NamedTuple):
-    """A call that the pickle asks for; it is not made."""
+    """A call that the pickle requests; the call is not made."""
 
     name: PickledName
     arguments: tuple[Any, ...]
 
 
 class PickledReference(NamedTuple):
-    """What the pickle says of data outside of it."""
+    """Reference of the pickle to data outside of it."""
 
     content: Any
 
 
 def read_pickle_values(data: bytes, allowed: Collection[str] = ()) -> Any:
-    """Return the value of a pickle, in which names and calls may be those in `allowed` alone.
+    """Return the value of a pickle; names and calls in it must be among those in `allowed`.
 
-    CorruptedError for a pickle that is damaged, UnsupportedError for one that has other names or
-    that needs more than plain values. The content of its containers is not checked.
+    CorruptedError for a damaged pickle, UnsupportedError for a pickle with other names or with more
+    than plain values. The content of containers is not checked.
     """
     machine = _PickleMachine(data, frozenset(allowed))
     try:
@@ -64,7 +66,7 @@ def read_pickle_values(data: bytes, allowed: Collection[str] = ()) -> Any:
 
 
 class _PickleMachine:
-    """Stack and memory of one pickle."""
+    """Stack and memory of the interpreter of one pickle."""
 
     def __init__(self, data: bytes, allowed: frozenset[str]) -> None:
         self.position = 0
@@ -73,7 +75,7 @@ class _PickleMachine:
         self._memory: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return the value at the end."""
+        """Interpret the pickle; return its value."""
         data = self._data
         while True:
             at = self.position
@@ -96,14 +98,14 @@ class _PickleMachine:
         self._stack.append(value)
 
     def pop(self) -> Any:
-        """Take the last value of the stack."""
+        """Remove and return the last value of the stack."""
         value = self._stack.pop()
         if value is _MARK:
             raise CorruptedError(f"the pickle is damaged at byte {self.position}")
         return value
 
     def pop_to_mark(self) -> list[Any]:
-        """Take the values behind the last mark, and the mark."""
+        """Remove the last mark and the values after it; return these values."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1
@@ -114,11 +116,11 @@ class _PickleMachine:
         return values
 
     def number(self, form: str) -> Any:
-        """Return the next number of the pickle."""
+        """Read the next number of the pickle."""
         return struct.unpack(form, self.take(_SIZED[form]))[0]
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes of the pickle."""
+        """Read the next `count` bytes of the pickle."""
         found = self._data[self.position : self.position + count]
         if len(found) != count:
             raise IndexError
@@ -126,7 +128,7 @@ class _PickleMachine:
         return found
 
     def take_line(self) -> str:
-        """Return the text up to the end of the line."""
+        """Read the text up to the end of the line."""
         end = self._data.find(b"\n", self.position)
         if end < 0:
             raise IndexError
@@ -152,11 +154,11 @@ class _PickleMachine:
         return len(self._memory)
 
     def extend_list(self, values: list[Any]) -> None:
-        """Add values to the list on the stack."""
+        """Add values to the list at the top of the stack."""
         self._find_container(list).extend(values)
 
     def set_items(self, values: list[Any]) -> None:
-        """Add keys and values to the dictionary on the stack."""
+        """Add keys and values to the dictionary at the top of the stack."""
         found = self._find_container(dict)
         if len(values) % 2:
             raise IndexError
@@ -180,11 +182,11 @@ class _PickleMachine:
         self.push(found)
 
     def call(self) -> None:
-        """Replace a name and its arguments by the call."""
+        """Replace a name and its arguments on the stack by a call."""
         arguments, name = self.pop(), self.pop()
         if not isinstance(name, PickledName) or type(arguments) is not tuple:
             raise IndexError
-        # A dictionary that remembers its order, which all of them do.
+        # An OrderedDict becomes a plain dictionary, which keeps the order too.
         is_dict = str(name) == "collections.OrderedDict" and not arguments
         self.push({} if is_dict else PickledCall(name, cast("tuple[Any, ...]", arguments)))
 
@@ -237,7 +239,7 @@ def _set_item(machine: _PickleMachine) -> None:
 
 
 def _drop_state(machine: _PickleMachine) -> None:
-    """Leave out attributes of a dictionary, such as the versions of modules in a `state_dict`."""
+    """Drop the attributes of a dictionary, such as the versions of modules in a `state_dict`."""
     machine.pop()
     machine.set_items([])
 
@@ -297,4 +299,4 @@ _STEPS: Mapping[bytes, Callable[[_PickleMachine], object]] = {
     b"b": _drop_state,
     b"Q": _refer,
 }
-"""What each opcode does; all others are rejected."""
+"""Action of each opcode; all other opcodes are rejected."""

@@ -1,12 +1,12 @@
-"""Tensors in an archive that `torch.save` wrote (torch 1.6 and later): a zip file with one pickle
+"""Tensors in an archive that `torch.save` wrote (torch 1.6 and later): a zip file with one pickle,
 and one uncompressed file for each storage. Nothing is unpickled, inflated or extracted.
 
     {archive}/data.pkl     what was saved: a tensor, or tensors in dictionaries, lists and tuples
     {archive}/data/{key}   the elements of a storage
     {archive}/byteorder    `little` or `big`; absent in older files
 
-A view of a storage is checked against its size before an element is read. Elements that numpy has
-no type for are float32 in the arrays, as in npy files.
+A view of a storage is checked against the size of the storage before any element is read. Elements
+of a type that numpy lacks are float32 in the arrays, as in npy files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from rankdump.errors import CorruptedError, UnsupportedError
 PICKLE_NAME = "data.pkl"
 MAX_PICKLE_BYTES = 64 << 20
 MAX_VIEW_BYTES = 64 << 30
-"""Largest array that a view may be, whatever its storage: an expanded one may repeat elements."""
+"""Maximum size in bytes of the array of a view, whatever the size of its storage: an expanded view
+repeats elements.
+"""
 _MAX_NUMBER = 1 << 62
 _MAX_MEMBERS, _MAX_DEPTH, _MAX_DIMENSIONS = 1 << 20, 32, 64
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -55,7 +57,9 @@ _STORAGE_TYPES = {
 }
 _UNTYPED_STORAGE = "torch.storage.UntypedStorage"
 _TENSOR_CALLS = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
-"""Arguments of each call, to which metadata may be added; the seventh is the element type."""
+"""Number of arguments of each call, to which metadata may be added; the seventh is the element
+type.
+"""
 _PARAMETER = "torch._utils._rebuild_parameter"
 _ALLOWED_NAMES = frozenset(
     (
@@ -73,21 +77,21 @@ _ZIP_ERRORS = (
     struct.error,
     OverflowError,
 )
-"""What `zipfile` raises for a file that is no archive, or one with features that it lacks."""
+"""Errors of `zipfile` for a file that is not an archive or has unsupported features."""
 
 
 class StoredTensor(NamedTuple):
-    """One tensor of an archive, described; its elements stay in the file."""
+    """Description of one tensor in an archive; the elements stay in the file."""
 
     dtype: str
-    """Element type as torch had it."""
+    """Element type that torch used."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements."""
+    """Strides in elements."""
     offset: int
-    """First element in the storage."""
+    """Index of the first element in the storage."""
     storage: str
-    """Key of the storage."""
+    """Key of the tensor's storage."""
     conjugated: bool = False
     negated: bool = False
 
@@ -98,7 +102,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one behind the other, in C order."""
+        """Whether the elements lie without gaps in C order."""
         expected = 1
         for extent, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
             if extent != 1 and stride != expected:
@@ -111,7 +115,8 @@ class StoredTensor(NamedTuple):
 class TensorArchive:
     """An open archive, with its tensors by name.
 
-    A name is the path in what was saved, `model.0.weight`; empty for an archive of one tensor.
+    A name is the path in the saved value, such as `model.0.weight`; it is empty for an archive of
+    one tensor.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -121,9 +126,9 @@ class TensorArchive:
     _is_big_endian: bool
 
     def load(self, name: str = "", *, limit_bytes: int = MAX_VIEW_BYTES) -> npt.NDArray[Any]:
-        """Return a tensor as a read-only array; CorruptedError for one that is not in the file.
+        """Return a tensor as a read-only array; CorruptedError if it is not in the file.
 
-        It may share its elements with themselves, where torch had expanded it.
+        Elements of the array may share memory, if torch had expanded the tensor.
         """
         tensor = self._find(name)
         element = ELEMENT_TYPES[tensor.dtype]
@@ -139,16 +144,18 @@ class TensorArchive:
         flat = np.frombuffer(stored, dtype=element.descr)
         strides = tuple(stride * flat.itemsize for stride in tensor.strides)
         array = np.ndarray(tensor.shape, flat.dtype, flat, tensor.offset * flat.itemsize, strides)
-        # Of an array without dimensions numpy returns a scalar.
+        # The result is made an array again, because numpy returns a scalar for an array without
+        # dimensions.
         array = np.asarray(np.conj(array)) if tensor.conjugated else array
         array = np.asarray(np.negative(array)) if tensor.negated else array
         array.flags.writeable = False
         return array
 
     def find_position(self, name: str = "") -> int | None:
-        """Return the byte of the file at which the elements of a tensor begin, in C order.
+        """Return the offset in the file at which the elements of a tensor begin, in C order.
 
-        None where they are not there as they are in the array: in another order, or widened.
+        The result is None if the file has the elements in another order than the array, or not
+        widened.
         """
         tensor = self._find(name)
         element = ELEMENT_TYPES[tensor.dtype]
@@ -181,7 +188,7 @@ _NOT_ONE_SENTENCE = "the file does not hold one tensor, but a container"
 def open_tensor_archive(file: IO[bytes]) -> Generator[TensorArchive, None, None]:
     """Open the archive in a seekable file.
 
-    CorruptedError for a damaged file, UnsupportedError for content that is not read, such as
+    CorruptedError for a damaged file, UnsupportedError for content that cannot be read, such as
     sparse tensors, objects of classes, and files of torch before 1.6.
     """
     try:
@@ -247,7 +254,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _iterate_tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, PickledCall]]:
-    """Yield the calls that make tensors in what was saved; other values are left out."""
+    """Yield the calls that create tensors in the saved value; other values are left out."""
     if depth > _MAX_DEPTH:
         raise UnsupportedError(f"containers in it are nested more than {_MAX_DEPTH} deep")
     if isinstance(value, PickledCall):
@@ -293,7 +300,9 @@ def _describe_tensor(call: PickledCall, storages: Mapping[str, zipfile.ZipInfo])
 
 
 def _describe_storage(reference: Any) -> tuple[str, str, int | None]:
-    """Return key, element type and number of elements of a storage; None for bytes alone."""
+    """Return key, element type and number of elements of a storage; the number is None for a
+    storage of bytes.
+    """
     content = reference.content if isinstance(reference, PickledReference) else None
     if not (isinstance(content, tuple) and len(cast("tuple[Any, ...]", content)) == 5):
         raise CorruptedError("a tensor in it has no storage")
