@@ -1,1 +1,1 @@
-"""HTTP server of the pages of `rankdump web` and of the daemons: TLS, roles, limits, headers."""
+"""HTTP server of the pages of `rankdump web` and of the daemons: TLS, roles, limits and headers."""

@@ -1,6 +1,7 @@
-"""HTTP server: accepts connections up to a limit, with TLS where there is a guard, and ends those
-whose certificate is revoked. A connection is uvicorn's protocol with the caller of its certificate,
-and a time for each request to arrive and for each answer to be read.
+"""HTTP server: accepts connections up to a limit, with TLS if there is a guard, and ends
+connections whose certificate is revoked. A connection is uvicorn's protocol, extended by the caller
+that its certificate identifies, and by time limits for each request to arrive and for each answer
+to be read.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity, build_unkn
 from rankdump._http.server_guard import HttpsGuard, RefusalSink, format_peer, identify_caller
 
 CALLER_KEY = "rankdump.caller"
-"""Key of the caller in the scope of a request."""
+"""Key of the caller in the ASGI scope of a request."""
 _MIN_PROGRESS_BYTES = 1 << 16
-"""Bytes of an answer that have to be read in each span of `timeout_s`, until it is over."""
+"""Number of bytes of an answer that the client must read in each span of `timeout_s`, until the
+answer is complete.
+"""
 _MAX_LINE = 200
-"""Characters of a first line that are noted."""
+"""Maximum number of characters of a request's first line that are logged."""
 
 
 class HttpConnection(H11Protocol):
-    """A connection that is closed when it is late.
+    """A connection that is closed if the client is too slow.
 
-    A request has `timeout_s` to arrive as a whole, from the beginning of its connection or the
-    end of the answer before; the time that the application takes does not count.
+    A whole request must arrive within `timeout_s` of the begin of its connection or the end of the
+    previous answer; the time that the application takes does not count.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class HttpConnection(H11Protocol):
         timeout_s: float,
         on_end: Callable[[HttpConnection], None],
     ) -> None:
-        """The application and the limits of sizes are those of the configuration."""
+        """`config` has the application and the limits of sizes."""
         super().__init__(config, state, {})
         self._on_end = on_end
         self.caller: CallerIdentity = LOCAL_CALLER
@@ -61,7 +64,7 @@ class HttpConnection(H11Protocol):
         self._is_paused = self._is_malformed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin with the caller of the connection."""
+        """Begin the connection, and identify its caller."""
         super().connection_made(transport)
         peer = format_peer(transport.get_extra_info("peername"))
         self.caller = identify_caller(transport.get_extra_info("ssl_object"), peer)
@@ -69,13 +72,13 @@ class HttpConnection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the connection."""
         self._stop_watch()
         self._on_end(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes of a request."""
+        """Receive bytes of a request."""
         if self._is_malformed:
             return
         if b"\n" not in self._line and len(self._line) < _MAX_LINE:
@@ -84,25 +87,25 @@ class HttpConnection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Begin to wait for the next request."""
         self._line = b""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """Wait until the client has read."""
+        """Stop writing until the client has read."""
         super().pause_writing()
         self._is_paused = True
         self._watch()
 
     def resume_writing(self) -> None:
-        """Go on when the client has read."""
+        """Continue to write, because the client has read."""
         self._is_paused = False
         super().resume_writing()
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, once that is noted."""
+        """Answer a request that is not HTTP, after noting the refusal."""
         if not self._is_malformed:
             self._is_malformed = True
             task = self.loop.create_task(self._refuse_malformed(msg))
@@ -116,7 +119,7 @@ class HttpConnection(H11Protocol):
             super().send_400_response(text)
 
     def _watch(self) -> None:
-        """Begin or end to count the time, by whether the client has something to do."""
+        """Start or stop the time limit, depending on whether the client has something to do."""
         if self.cycle and not self.cycle.response_complete and not self._is_paused:
             self._stop_watch()
         elif self._timer is None:
@@ -129,7 +132,7 @@ class HttpConnection(H11Protocol):
             self._timer = None
 
     def _end_late(self) -> None:
-        """End the connection unless the client goes on to read its answer."""
+        """End the connection, unless the client is still reading its answer."""
         self._timer = None
         left = self.transport.get_write_buffer_size()
         if left and left <= self._buffered - _MIN_PROGRESS_BYTES:
@@ -145,21 +148,21 @@ async def _hand_on(
 
 
 REQUEST_TIMEOUT_S = 10.0
-"""Time for a handshake, for a request to arrive, and for 64 KiB of an answer to be read."""
+"""Seconds for a handshake, for a request to arrive, and for 64 KiB of an answer to be read."""
 _BACKLOG = 64
-"""Connections that are not accepted yet."""
+"""Maximum number of connections that wait to be accepted."""
 _TICK_S = 1.0
-"""Pause between two checks for revoked certificates."""
+"""Seconds between two checks for revoked certificates."""
 _ACCEPT_PAUSE_S = 1.0
-"""Pause after a failure to accept, such as too many open files."""
+"""Seconds to wait after a failure to accept a connection, such as too many open files."""
 _END_S = 1.0
-"""Time that answers have at the end of the server."""
+"""Seconds in which running answers may finish when the server ends."""
 
 _logger = logging.getLogger(__name__)
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; OSError when the address cannot be bound."""
+    """Return a listening socket; OSError if the address cannot be bound."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -172,7 +175,7 @@ def bind_listener(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Serves an ASGI application on a listening socket, which it closes at its end."""
+    """Serves an ASGI application on a listening socket, which it closes when it ends."""
 
     def __init__(
         self,
@@ -186,9 +189,8 @@ class HttpServer:
         timeout_s: float = REQUEST_TIMEOUT_S,
         end_streams: Callable[[], None] | None = None,
     ) -> None:
-        """Functions of the application that wait run in at most so many `threads` at a time.
-
-        `end_streams` ends answers that have no end of their own, on the loop of the server.
+        """At most `threads` blocking functions of the application run at a time. `end_streams` ends
+        answers that have no end of their own; it is called on the event loop of the server.
         """
         self._listening, self._refusals, self._guard = listening, refusals, guard
         self._max_connections, self._threads = max_connections, threads
@@ -201,26 +203,28 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            # Warnings are about what anyone sends.
+            # uvicorn's warnings are about requests, which anyone can send, so only errors are
+            # logged.
             log_level=logging.ERROR,
             access_log=False,
             server_header=False,
-            # Clients are known by their certificate or by the mode of a socket.
+            # Clients are identified by their certificate or by the mode of a socket, not by
+            # headers.
             proxy_headers=False,
         )
         self._connections: set[HttpConnection] = set()
-        """Also those that are in their handshake."""
+        """All open connections, including those in their handshake."""
         self._openings: set[asyncio.Task[None]] = set()
-        # A signal may come in the thread that has the lock.
+        # The lock is reentrant, because a signal may arrive in the thread that holds it.
         self._lock = threading.RLock()
         self._end: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_stopping = False
 
     def run(self, *, signals: Sequence[signal.Signals] = ()) -> None:
-        """Serve until a stop is requested, or one of some signals comes in the main thread.
+        """Serve until a stop is requested, or until one of `signals` arrives in the main thread.
 
-        They are handled from the start: the handler of asyncio.run forgets an interrupt that comes
-        while it is installed, and the server would end with an error.
+        Signals are handled from the start: the handler of `asyncio.run` loses an interrupt that
+        arrives while it is being installed, and the server would end with an error.
         """
         before = {each: signal.signal(each, self._handle_signal) for each in signals}
         try:
@@ -230,12 +234,14 @@ class HttpServer:
                 signal.signal(each, handler)
 
     def request_stop(self) -> None:
-        """Have `run` return soon; from any thread or handler of a signal, also before `run`."""
+        """Make `run` return soon; may be called from any thread or signal handler, also before
+        `run`.
+        """
         with self._lock:
             self._is_stopping = True
             if self._end is not None:
                 loop, event = self._end
-                with contextlib.suppress(RuntimeError):  # the loop is closed
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
                     loop.call_soon_threadsafe(event.set)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -271,7 +277,8 @@ class HttpServer:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             if len(self._connections) >= self._max_connections:
-                # Not audited, because all other connections wait meanwhile.
+                # This refusal is only counted and not audited, because all other connections wait
+                # meanwhile.
                 self._refusals.count("busy")
                 connected.close()
                 continue
@@ -291,7 +298,7 @@ class HttpServer:
     async def _open_connection(
         self, connected: socket.socket, made: HttpConnection, peer: str
     ) -> None:
-        """Make the handshake of a connection, and hand it to its protocol."""
+        """Perform the handshake of a connection, and pass the connection to its protocol."""
         secure: dict[str, Any] = {}
         if self._guard is not None:
             context = self._guard.get_context()
@@ -316,7 +323,7 @@ class HttpServer:
             await asyncio.to_thread(self._refusals.add, "certificate", caller, "", why)
 
     async def _check_connections(self) -> None:
-        """Keep the time of answers, and end connections whose certificate was revoked."""
+        """Enforce the time limits of answers, and end connections whose certificate was revoked."""
         while True:
             date = formatdate(usegmt=True).encode()
             self._state.default_headers = [(b"date", date)]

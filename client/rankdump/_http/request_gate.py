@@ -1,6 +1,7 @@
-"""Gates of a server: each is an ASGI application around another, which refuses some requests and
-adds the headers that forbid a browser to load or to send anything elsewhere. One of them knows
-callers by their certificates: methods, roles, and requests that pages of other sites make.
+"""Gates of an HTTP server: each gate is an ASGI application around another one; it refuses some
+requests, and adds the headers that forbid a browser to load anything from elsewhere or to send
+anything there. `RoleGate` knows callers by their certificates, and checks methods, roles, and
+requests that pages of other sites make.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SECURITY_HEADERS = {
         "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    # With `no-referrer` a browser would name no origin when it sends a form.
+    # With `no-referrer` a browser would name no origin when it submits a form.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -31,13 +32,13 @@ SECURITY_HEADERS = {
 
 
 class RequestGate:
-    """Answers requests that are refused, and hands the others on."""
+    """Answers refused requests itself, and passes all others on."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Answer a request if it is refused, or pass it on."""
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] != "http":  # the server has no web sockets
@@ -47,12 +48,14 @@ class RequestGate:
             await (refusal or self._inner)(scope, receive, _send_with_headers(send))
 
     async def find_refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further; None for one that may."""
+        """Return the answer to a refused request; None for a request that is passed on."""
         raise NotImplementedError
 
 
 def _send_with_headers(send: Send) -> Send:
-    """Return a `send` that adds the headers to each answer, which no cache may keep by default."""
+    """Return a `send` that adds the headers to each answer; by default no cache may
+    keep an answer.
+    """
 
     async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -66,7 +69,7 @@ def _send_with_headers(send: Send) -> Send:
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Return whether the page that sends a request is of this server, as the browser tells it."""
+    """Return whether a request comes from a page of this server, according to the browser."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin") or (site is None and origin is None):
         return False
@@ -77,15 +80,15 @@ def is_same_origin(headers: Headers) -> bool:
 
 
 READ_METHOD = "/rankdump.wire.v1.CoordinatorService/Status"
-"""Method of gRPC whose roles may read pages."""
+"""gRPC method whose roles may read pages."""
 CONTROL_METHOD = "/rankdump.wire.v1.CoordinatorService/Control"
-"""Method of gRPC whose roles may control a job."""
+"""gRPC method whose roles may control a job."""
 _HTTP_VERSIONS = ("1.0", "1.1")
 
 
 class RoleGate(RequestGate):
-    """Lets requests through that read, and to some paths those that a page of the server sends,
-    whose caller has the role for that.
+    """Passes on read requests, and for some paths requests that a page of this server sends, if the
+    caller has the required role.
     """
 
     def __init__(
@@ -96,27 +99,31 @@ class RoleGate(RequestGate):
         find_method: Callable[[str], str] = lambda path: READ_METHOD,
         writing: Mapping[str, str] | None = None,
     ) -> None:
-        """`find_method` names the method of gRPC whose roles may read a path, and `writing` that
-        whose roles may send a form, by its path. `explain_refusal` says why a caller may not call
-        a method; it returns nothing for one who may.
+        """`find_method` returns the gRPC method whose roles may read a path; `writing` has the
+        method whose roles may submit a form, by the form's path. `explain_refusal` returns why a
+        caller may not call a method, or an empty text if it may.
         """
         super().__init__(inner)
         self._explain_refusal, self._refusals = explain_refusal, refusals
         self._find_method, self._writing = find_method, writing or {}
 
     async def find_refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further, once that is noted."""
+        """Return the answer to a refused request, after noting the refusal; None for a request that
+        is passed on.
+        """
         status, reason, why = self._check_request(request)
         if not reason:
             return None
         line, caller = format_request_line(request.scope), get_caller(request.scope)
-        # The audit log may wait for a disk.
+        # The refusal is noted in a thread, because the audit log may wait for a disk.
         await asyncio.to_thread(self._refusals.add, reason, caller, line, why)
         headers = {"connection": "close", **({"allow": "GET"} if reason == "method" else {})}
         return PlainTextResponse(f"{why}\n", status, headers)
 
     def _check_request(self, request: Request) -> tuple[int, str, str]:
-        """Return status, reason and sentence of a refusal; an empty reason for what goes on."""
+        """Return status, reason and sentence of a refusal; the reason is empty for a request that
+        is passed on.
+        """
         if request.scope["http_version"] not in _HTTP_VERSIONS:
             return 505, "malformed", f"version {request.scope['http_version']} of HTTP is not known"
         written = self._writing.get(request.scope["path"]) if request.method == "POST" else None
@@ -132,12 +139,12 @@ class RoleGate(RequestGate):
 
 
 def admit_local_caller(method: str, caller: CallerIdentity) -> str:
-    """Return no refusal: without TLS every caller is on this host."""
+    """Return an empty text: without TLS every caller is on this host and admitted."""
     return ""
 
 
 def get_caller(scope: Scope) -> CallerIdentity:
-    """Return who made a request."""
+    """Return the caller that made a request."""
     return scope.get(CALLER_KEY, LOCAL_CALLER)
 
 
@@ -149,10 +156,10 @@ def format_request_line(scope: Scope) -> str:
 
 
 def is_from_other_site(request: Request) -> bool:
-    """Return whether a page of another site made a request, other than by a link.
+    """Return whether a page of another site made a request, except by a link.
 
-    Browsers present certificates to everyone who asks: such requests would be in the name of
-    the user.
+    Browsers present certificates to every server that asks, so such requests would be made in the
+    name of the user.
     """
     if request.headers.get("sec-fetch-site", "") not in ("cross-site", "same-site"):
         return False

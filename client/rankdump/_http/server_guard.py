@@ -1,5 +1,6 @@
-"""TLS of an HTTP server: its certificate, who calls, and whether a role allows that, by files that
-may change while it serves; and where refused requests are noted.
+"""TLS of an HTTP server: its certificate, the identity of callers, and whether the role of a caller
+allows a request, based on files that may change while the server runs; and the interface that notes
+refused requests.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class RefusalSink(Protocol):
     """Notes refused requests; called from several threads."""
 
     def count(self, reason: str) -> None:
-        """Note a refusal of which only the reason is known, without waiting."""
+        """Note a refusal of which only the reason is known; never waits."""
         ...
 
     def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
@@ -38,10 +39,12 @@ class RefusalSink(Protocol):
 
 
 class HttpsGuard:
-    """Admits callers who present a certificate of a trusted authority with a role."""
+    """Admits callers that present a certificate of a trusted authority with a role."""
 
     def __init__(self, *, ca: str, certificate: str, key: str, revoked: str = "") -> None:
-        """ConfigError when files cannot be read; `revoked` is empty where there is no such list."""
+        """ConfigError if a file cannot be read; `revoked` is empty if there is no list of revoked
+        certificates.
+        """
         self._context = WatchedFiles(tuple(map(Path, (ca, certificate, key))), _build_context)
         self._revoked = RevokedCertificates(Path(revoked)) if revoked else None
 
@@ -50,7 +53,7 @@ class HttpsGuard:
         return self._context.get()
 
     def explain_refusal(self, method: str, caller: CallerIdentity) -> str:
-        """Return why this caller may not do what a method of gRPC does; empty when it may."""
+        """Return why a caller may not call a gRPC method; empty if it may."""
         return explain_refusal(method, caller, revoked=self._read_revoked())
 
     def is_revoked(self, caller: CallerIdentity) -> bool:
@@ -68,7 +71,7 @@ def _build_context(paths: Sequence[Path]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    # Each connection shows its certificate anew: a session that is resumed would not.
+    # Sessions are not resumed, so that each connection presents its certificate anew.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
@@ -76,7 +79,7 @@ def _build_context(paths: Sequence[Path]) -> ssl.SSLContext:
     except ssl.SSLError:
         raise ConfigError(str(ca), "", "its content", "certificates, PEM") from None
     try:
-        # Without a function for its passphrase, OpenSSL asks the terminal.
+        # If there were no function for the passphrase, OpenSSL would ask the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         cause = getattr(error, "reason", None) or str(error)
@@ -86,9 +89,9 @@ def _build_context(paths: Sequence[Path]) -> ssl.SSLContext:
 
 
 def identify_caller(encrypted: ssl.SSLObject | None, peer: str) -> CallerIdentity:
-    """Return the caller of a connection, by the certificate that its handshake verified.
+    """Return the caller of a connection, given by the certificate that the handshake verified.
 
-    Without TLS it is local.
+    Without TLS the caller is local.
     """
     if encrypted is None:
         return LOCAL_CALLER
@@ -96,7 +99,7 @@ def identify_caller(encrypted: ssl.SSLObject | None, peer: str) -> CallerIdentit
     shown = encrypted.getpeercert()
     if not der or not shown:
         return build_unknown_caller(peer)
-    # The type stubs do not say which field has which form.
+    # The values are untyped, because the type stubs do not say which field has which form.
     fields: Any = shown
     uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
     names = [v for part in fields.get("subject", ()) for k, v in part if k == "commonName"]
