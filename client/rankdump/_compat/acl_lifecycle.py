@@ -1,6 +1,6 @@
-"""Life cycle of a dump that is set up with the calls of CANN, and the error codes of these calls.
-No call raises. The codes are CANN's, their names are rankdump's. Source: CANN 8.0, AscendCL API
-reference, aclmdlInitDump, aclmdlSetDump and aclmdlFinalizeDump.
+"""Life cycle of a dump that a script controls with the calls of CANN, and the error codes of these
+calls. No call raises. The codes are CANN's, their names are rankdump's. Source: CANN 8.0, AscendCL
+API reference, aclmdlInitDump, aclmdlSetDump and aclmdlFinalizeDump.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _CallP = ParamSpec("_CallP")
 
 @dataclass(slots=True)
 class _AclDump:
-    """The dump of one `set_dump` call."""
+    """The dump of one call of `set_dump`."""
 
     plan: DumpPlan
     source: bytes
     identity: RankIdentity
     agent: AgentAddress
     session: Session | None = None
-    """Created when the first model is attached."""
+    """Session of the dump; created when the first model is attached."""
 
 
 class _AclCallError(Exception):
-    """Failure of a call with a documented error code."""
+    """Failure of a call, with a documented error code."""
 
     def __init__(self, code: int, reason: object) -> None:
         super().__init__(str(reason))
@@ -64,7 +64,7 @@ class _AclCallError(Exception):
 def _return_code(
     call: Callable[Concatenate[AclDumpLifecycle, _CallP], None],
 ) -> Callable[Concatenate[AclDumpLifecycle, _CallP], int]:
-    """Return the error code of a call, and log the reason of a failure."""
+    """Make a call return its error code, and log the reason of a failure."""
 
     @wraps(call)
     def numbered(self: AclDumpLifecycle, /, *args: _CallP.args, **kwargs: _CallP.kwargs) -> int:
@@ -91,7 +91,7 @@ class AclDumpLifecycle:
         clock: Callable[[], float] = time.time,
         agents: AgentFinder = default_agent_finder,
     ) -> None:
-        """`environ` and `agents` are those of the process by default."""
+        """`environ` and `agents` are by default those of the process."""
         self._agents = agents
         self.lock = threading.RLock()
         self._environ = os.environ if environ is None else environ
@@ -133,7 +133,7 @@ class AclDumpLifecycle:
         self._initialised = False
         default_session.replace_default_session(None)
         dumps, self._dumps = self._dumps, []
-        # A failure to close one session does not prevent closing the others.
+        # A failure to close one session does not prevent the others from being closed.
         errors = [error for dump in dumps if (error := _close_session(dump.session)) is not None]
         if errors:
             raise errors[0]
@@ -175,7 +175,8 @@ class AclDumpLifecycle:
         self._sessions += 1
         identity = dump.identity
         if number:
-            # A rank has one session of a job at a time, and each job has its own order.
+            # A rank has only one session of a job at a time, and each job has its own execution
+            # order.
             identity = replace(identity, job_id=f"{identity.job_id}-{number + 1}")
         session = CallSession(
             self._add_start_time(dump.plan),
@@ -184,12 +185,14 @@ class AclDumpLifecycle:
             agent=dump.agent,
             environ=self._environ,
         )
-        # A model keeps its number for the life of the process, because files refer to it.
+        # A model keeps its number until the process ends, because files refer to it.
         session.models = self._models
         return session
 
     def _add_start_time(self, plan: DumpPlan) -> DumpPlan:
-        """Return the plan with a time folder that no other session of this process has."""
+        """Return the plan with a start time that no other session of this process uses for its
+        folder.
+        """
         first = not self._last_s
         self._last_s = now_s = max(int(self._clock()), self._last_s + 1)
         if first and self._environ.get(STARTED_VARIABLE):

@@ -1,8 +1,8 @@
 """Comparison of two dumps of API calls, `api_dump_compare`, with troubleshooter's rows and numbers.
-Prints tables and writes CSV files.
+It prints tables and writes CSV files.
 
-Reads the dumps of releases 1.0.13 to 1.0.18, and those of `api_dump_start` of rankdump. `rankdump
-diff` is the alternative with rounded numbers, the origin of a difference, and an exit code.
+It reads the dumps of releases 1.0.13 to 1.0.18, and those of rankdump's `api_dump_start`. The
+alternative `rankdump diff` has rounded numbers, the origin of a difference, and an exit code.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def api_dump_compare(
 ) -> None:
     """Print the differences of two API dumps call by call; with `output_path`, write CSV files.
 
-    Both paths contain `rank0`, and more folders when several ranks dumped. Ranks that both dumps
-    have are compared; the files of ranks other than 0 have the rank in the name. The framework of
-    each side is found from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`,
-    where b is the target. `ignore_unmatched` omits rows without a partner, `ignore_backward` omits
-    gradients. `convinced_match_method` accepts only the default of troubleshooter.
+    Both paths contain `rank0`, and more folders if several ranks dumped. The ranks that both dumps
+    have are compared; the files of ranks other than 0 have the rank in their names. The framework
+    of each side is determined from its files. Elements are close if `abs(a - b) <= atol + rtol *
+    abs(b)`, where b is the target. `ignore_unmatched` omits rows without a partner,
+    `ignore_backward` omits gradients. `convinced_match_method` accepts only troubleshooter's
+    default.
 
     ValueError for a path without a dump and for a parameter out of range, CorruptedError for a
     damaged info file, ExhaustedError when a file cannot be written.
@@ -86,7 +87,7 @@ def _check_tolerances(rtol: float, atol: float, method: str) -> None:
 def _pair_ranks(
     origin: Mapping[int, ApiRankDump], target: Mapping[int, ApiRankDump]
 ) -> list[tuple[ApiRankDump, ApiRankDump]]:
-    """Return the ranks in pairs: those of the same number, or the only one of each side."""
+    """Return pairs of ranks: those with the same number, or the only rank of each side."""
     common = [rank for rank in origin if rank in target]
     if not common and len(origin) == len(target) == 1:
         return list(zip(origin.values(), target.values(), strict=True))
@@ -102,7 +103,7 @@ def _pair_ranks(
 
 
 def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
-    """Read one rank's info file, and print notes about omissions."""
+    """Read the info file of one rank, and print notes about what is left out."""
     found = read_dump_info(dump.info, counted=dump.counted)
     for note in found.notes:
         _print_line(note)
@@ -146,7 +147,7 @@ def _compare_ranks(
 def _select_comparison(
     a: ApiRankDump, b: ApiRankDump, info_a: ApiDumpInfo, info_b: ApiDumpInfo
 ) -> str:
-    """Return the kind of comparison: elements if both sides have files, else statistics."""
+    """Return what is compared: elements if both sides have files, else statistics."""
     if a.files and b.files:
         return "elements"
     _print_line("at least one dump has no npy files: the statistics of the info files are compared")
@@ -159,7 +160,9 @@ def _select_comparison(
 def _find_repeats(
     dump: ApiRankDump, found: ApiDumpInfo, counted: bool
 ) -> Mapping[int | None, ApiDumpStep]:
-    """Return the recomputed calls of each step; empty for guessed steps, which contain them."""
+    """Return the recomputed calls of each step; empty if steps are guessed, because those include
+    them.
+    """
     if not counted:
         return {}
     steps = group_counted_steps(found.tensors, dump.framework, recomputed=True)
@@ -169,7 +172,9 @@ def _find_repeats(
 def _pair_repeats(
     repeats: tuple[ApiDumpStep | None, ApiDumpStep | None],
 ) -> list[tuple[ApiDumpStep, ApiDumpStep]]:
-    """Return the recomputed calls of a step if both sides have some; else print their number."""
+    """Return the recomputed calls of a step if both sides have some; otherwise print
+    their number.
+    """
     one, other = repeats
     if one is not None and other is not None:
         return [(one, other)]

@@ -1,14 +1,14 @@
-"""Life cycle of a dump that is set up with troubleshooter's calls: init, then start and stop, and
-the count of a model's steps. Wrong calls of a script raise an error; internal failures are logged,
-and training continues.
+"""Life cycle of a dump that a script controls with troubleshooter's calls: init, then start and
+stop, and the count of a model's steps. Wrong calls of a script raise an error; internal failures
+are logged, and training continues.
 
-Between a start and its stop a window is open, with one session; without one, calls are counted and
-nothing is recorded.
+Between a start and its stop a window with one session is open; outside of a window, calls are
+counted and nothing is recorded.
 
-A step ends at the first call of the model after a step of its optimizer. Several optimizers of one
+A step ends at the first call of the model after a step of its optimizer. Several optimizers in one
 step count once, and so do several forward passes before it (accumulation, closures). A call in
-another mode, such as an evaluation, or without gradients is a separate step; without an optimizer,
-every call is a step.
+another mode, such as an evaluation, or without gradients is a step of its own; without an
+optimizer, every call is a step.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class StepCounter:
 
     def __init__(self) -> None:
         self.number = 0
-        """The current step."""
+        """Number of the current step."""
         self._manner = ""
-        """Mode of the last call of the model; empty before the first call."""
+        """Mode of the model's last call; empty before the first call."""
         self._trained = False
         self._optimized = False
         self._set_by_script = False
@@ -64,13 +64,13 @@ class StepCounter:
 
     @property
     def upcoming_step(self) -> int:
-        """The step of the next call, as far as it is known."""
+        """Number of the step of the next call, as far as it is known."""
         return self.number + self._optimized
 
     def note_call(self, manner: str, *, trains: bool, has_optimizer: Callable[[], bool]) -> bool:
         """Count a call of the model; return whether a step begins with it.
 
-        `has_optimizer` returns whether there is an optimizer whose step is still expected.
+        `has_optimizer` returns whether there is an optimizer whose step is yet to come.
         """
         with self._lock:
             if self._set_by_script:
@@ -90,11 +90,13 @@ class StepCounter:
     def note_optimizer_step(self) -> None:
         """Count the end of an optimizer's step."""
         with self._lock:
-            # Before any call of the model, it is not a step of this model.
+            # A step of an optimizer before any call of the model is not a step of this model.
             self._optimized = self._optimized or bool(self._manner)
 
     def set_step(self, number: int | None = None) -> int:
-        """Set the number of the step, by default the next one; calls are no longer counted."""
+        """Set the number of the step, by default the next one; calls are no longer counted as
+        steps.
+        """
         with self._lock:
             following = self.number + 1 if self._set_by_script or self._manner else self.number
             self._set_by_script, self._optimized = True, False
@@ -112,7 +114,7 @@ class _ObservedModel:
     watch: ModelStepWatch
     steps: StepCounter
     is_fresh: bool = True
-    """Whether nothing was dumped yet, so that the files in its folder are of an earlier dump."""
+    """Whether nothing was dumped yet, so that the files in the folder belong to an earlier dump."""
 
     def detach(self) -> None:
         """Remove all hooks from the model."""
@@ -129,7 +131,7 @@ class ApiDumpController:
         agents: AgentFinder = default_agent_finder,
         framework_of: Callable[[object], ApiFramework | None] = find_api_framework,
     ) -> None:
-        """`environ` and `agents` are those of the process by default."""
+        """`environ` and `agents` are by default those of the process."""
         self._framework_of = framework_of
         self._environ = os.environ if environ is None else environ
         self._agents = agents
@@ -164,7 +166,7 @@ class ApiDumpController:
             self._close_window(observed)
 
     def step(self, number: int | None = None) -> None:
-        """Begin a step, by default the next one; steps are no longer detected afterwards."""
+        """Begin a step, by default the next one; from now on steps are no longer detected."""
         with self._lock:
             if self._observed is not None:
                 self._begin_step(self._observed.steps.set_step(number))
@@ -198,7 +200,9 @@ class ApiDumpController:
 
     @never_raises
     def _prepare_session(self) -> None:
-        """Do what takes a second, so that no step waits; the agent starts beside the script."""
+        """Prepare what takes a second, so that no step has to wait; the agent starts while the
+        script runs.
+        """
         self._agents.prepare(self._environ)
         load_session_modules()
 
@@ -277,7 +281,7 @@ class ApiDumpController:
     def _end_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
-            # Afterwards the tree has everything that was dumped.
+            # After this call the tree has everything that was dumped.
             window.session.close()
 
     def _find_folder(self, observed: _ObservedModel) -> Path:
@@ -288,30 +292,30 @@ class ApiDumpController:
         return identify_rank(self._environ, tree=str(setting.output_path))
 
     def _log(self, text: str, *, about: str = "") -> None:
-        # Scripts that start and stop in every step must not fill the log of the job.
+        # A script that starts and stops in every step must not fill the job's log.
         level = logging.WARNING if self._log_once.is_new(about or text) else logging.INFO
         _logger.log(level, "rankdump: %s", text)
 
 
 COUNTING_OPTIONS = ApiOptions()
-"""Options for counting calls while nothing is dumped."""
+"""Options that are used for counting calls while nothing is dumped."""
 
 
 def make_window_identity(identity: RankIdentity, number: int) -> RankIdentity:
-    """Return the identity of a rank in its dump of that number, from 0.
+    """Return the identity of a rank in its dump with this number, counted from 0.
 
-    A rank has one session of a job, so each further dump is a job of its own.
+    A rank has only one session of a job, so each further dump is a job of its own.
     """
     return replace(identity, job_id=f"{identity.job_id}-{number + 1}") if number else identity
 
 
 class DumpWindow:
-    """One session, from creation to `close`, with a borrowed hook."""
+    """One session, from its creation to `close`, that uses a borrowed hook."""
 
     def __init__(
         self, session: Session, step: int, hook: ApiIterationHook, options: ApiOptions
     ) -> None:
-        """The window begins in `step`."""
+        """`step` is the step in which the window begins."""
         self.selected_calls = 0
         """Number of calls that the scope selected."""
         self.selected_marks = 0
@@ -337,7 +341,7 @@ class DumpWindow:
 
 
 class _LentHook:
-    """Hook for a session; after `detach`, the borrowed hook continues to count calls."""
+    """Hook that is lent to a session; after `detach`, the borrowed hook keeps counting calls."""
 
     def __init__(self, hook: ApiIterationHook) -> None:
         self._hook = hook

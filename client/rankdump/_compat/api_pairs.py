@@ -1,20 +1,22 @@
-"""Pairs of two lists of API calls, as troubleshooter's `api_dump_compare` finds them. Pure.
+"""Pairs of the calls in two lists of API calls, as troubleshooter's `api_dump_compare` finds them.
+Pure.
 
 `pair_api_calls` pairs calls, `align_shapes` the tensors of two paired calls. Only names and shapes
 decide, so pairing works across frameworks; the numbers of calls are ignored.
 
-Certain pairs (anchors) come first. A key of name and shapes that both sides have equally often is
-certain. The best such key is paired in order, which splits both lists, and each part is treated in
-the same way. A class is better than a function, and a function better than a method; then the call
-whose inputs and outputs differ most in size, then the most frequent key, then the first one. The
-tool leaves the last choice to the order of a Python set, which differs between processes.
+Certain pairs (anchors) are found first. A key of name and shapes is certain if both sides have it
+equally often. The calls of the best such key are paired in order, which splits both lists, and each
+part is treated in the same way. A class is better than a function, and a function better than a
+method; then the call whose inputs and outputs differ most in size is better, then the most frequent
+key, then the first one. The tool leaves the last choice to the order of a Python set, which differs
+between processes.
 
-The calls between two anchors are cut at joints that are alike. A joint is the place before,
-between or after calls, with the outputs of the call before it and the inputs of the call after it.
-Two joints are alike when all their shapes are equal; among those, the edit distance of the names
+The calls between two anchors are cut at similar joints. A joint is the place before, between or
+after calls, with the outputs of the call before it and the inputs of the call after it. Two joints
+are similar if all their shapes are equal; among similar joints the edit distance of the names
 decides.
 
-Functions of torch count as functional where MindSpore has them, and get MindSpore's name where it
+Functions of torch count as functional if MindSpore has them, and get MindSpore's name if it
 differs. The names are those that troubleshooter 1.0.17 equates, including its gaps, so that the
 rows are the same; `rankdump diff` uses `rankdump._analysis.compare.call_names`.
 """
@@ -36,9 +38,11 @@ _OTHER_KIND_RANK = 3
 _TOOL_EPSILON = 1e-6
 _MAX_EXACT_FLOAT = 1 << 53
 _ListPart: TypeAlias = tuple[int, int, int, int]
-"""Begin and end in a, begin and end in b."""
+"""Part of both lists: begin and end in a, begin and end in b."""
 _NAME_COST_DIVISOR = 20
-"""Names cost a twentieth of a skipped joint: they only choose among joints that are alike."""
+"""Divisor of the cost of a name against that of a skipped joint: names only choose among similar
+joints.
+"""
 _CUT, _PASS, _SKIP_A, _SKIP_B = range(4)
 _MAX_CACHED_SHARES = 1 << 14
 _MAX_CACHED_ROWS = 1 << 8
@@ -69,7 +73,7 @@ _TORCH_FUNCTION_NAMES = """
     zeros zeros_like
 """
 _TORCH_FUNCTIONS = frozenset(_TORCH_FUNCTION_NAMES.split())
-"""Functions that are `torch.` in torch, and `ops.` under the same name in MindSpore."""
+"""Functions that are in `torch` for torch, and under the same name in `ops` for MindSpore."""
 _MINDSPORE_NAMES: Mapping[str, str] = {
     "torch_dot": "functional_tensor_dot",
     "torch_eq": "functional_equal",
@@ -110,19 +114,21 @@ _MINDSPORE_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FlowCall:
-    """One forward call."""
+    """One forward call of an API."""
 
     api: str
-    """Name without kind and number: `Conv2d`, `max_pool2d`, or the path of a layer."""
+    """Name of the API without kind and number, such as `Conv2d` or `max_pool2d`, or the path of a
+    layer.
+    """
     unified_name: str
-    """Kind and name that all frameworks share: `unify_api_name`."""
+    """Kind and name that all frameworks share, as `unify_api_name` returns them."""
     inputs: tuple[TensorShape, ...] = ()
-    """Shapes of the tensors in the order in which they were dumped."""
+    """Shapes of the input tensors in the order in which they were dumped."""
     outputs: tuple[TensorShape, ...] = ()
 
     @property
     def pairing_key(self) -> tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]]:
-        """Name and shapes, equal for calls that may be paired."""
+        """Name and shapes; they are equal for calls that may be paired."""
         return self.unified_name, self.inputs, self.outputs
 
 
@@ -130,7 +136,7 @@ class FlowCall:
 class CallSpan:
     """Calls of one side that are paired with calls of the other, as positions in their lists.
 
-    One of the two is empty for calls without a partner.
+    One of the two positions is empty for calls without a partner.
     """
 
     a: range
@@ -159,10 +165,11 @@ def find_anchors(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int
 def _compute_merit(
     shared: str, inputs: tuple[TensorShape, ...], outputs: tuple[TensorShape, ...]
 ) -> tuple[int, float]:
-    """Return the merit of such a call as an anchor; smaller is better."""
+    """Return the merit of a call with these shapes as an anchor; smaller is better."""
     kind = _KIND_RANKS.get(shared.partition("_")[0], _OTHER_KIND_RANK)
     small, large = sorted((_compute_total_size(inputs), _compute_total_size(outputs)))
-    # Sizes of many tensors exceed a float; there the epsilon makes no difference.
+    # Sizes of many tensors exceed the exact range of a float; the epsilon makes no difference
+    # there.
     ratio = small / (large + _TOOL_EPSILON) if large < _MAX_EXACT_FLOAT else small / large
     return kind, ratio
 
@@ -182,7 +189,7 @@ def _group_places(keys: Sequence[int], start: int, stop: int) -> dict[int, list[
 def _pair_best_key(
     a: Mapping[int, list[int]], b: Mapping[int, list[int]], merits: Sequence[tuple[int, float]]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of the best key that both sides have equally often, if any."""
+    """Return the pairs of the best key that both sides have equally often, if there is one."""
     equal = [key for key, places in a.items() if len(places) == len(b.get(key, ()))]
     if not equal:
         return []
@@ -201,12 +208,12 @@ def _split_part(part: _ListPart, pairs: Sequence[tuple[int, int]]) -> list[_List
 
 @dataclass(frozen=True, slots=True)
 class _CallJoint:
-    """The place between two calls, with the tensors that pass it."""
+    """The place between two calls, with the shapes of the tensors before and after it."""
 
     before: str
-    """Name of the call before it; empty at the start."""
+    """Name of the call before the joint; empty at the start."""
     behind: str
-    """Name of the call after it; empty at the end."""
+    """Name of the call after the joint; empty at the end."""
     outputs: tuple[TensorShape, ...]
     inputs: tuple[TensorShape, ...]
 
@@ -264,7 +271,7 @@ def _compute_moves(a: Sequence[_CallJoint], b: Sequence[_CallJoint]) -> list[byt
 
 
 def _compute_joint_cost(one: _CallJoint, other: _CallJoint) -> float:
-    """Return the cost of pairing two joints: 1 when they are not alike."""
+    """Return the cost of pairing two joints; 1 if they are not similar."""
     if (one.outputs, one.inputs) != (other.outputs, other.inputs):
         return 1
     behind = _compute_edit_share(one.behind, other.behind)
@@ -339,8 +346,9 @@ def align_shapes(
 ) -> list[tuple[int | None, int | None]]:
     """Return paired positions in order, with None for a tensor without a partner.
 
-    The alignment leaves out the fewest tensors. Among several, it is the one of api_dump_compare,
-    which at each place leaves out a tensor of a before one of b. Pairs have equal shapes.
+    The alignment leaves out as few tensors as possible. If there are several such alignments, it is
+    that of api_dump_compare, which at each place leaves out a tensor of a before one of b. Paired
+    tensors have equal shapes.
     """
     costs = _compute_alignment_costs(a, b)
     found: list[tuple[int | None, int | None]] = []
@@ -363,7 +371,9 @@ def align_shapes(
 
 
 def _compute_alignment_costs(a: Sequence[TensorShape], b: Sequence[TensorShape]) -> list[list[int]]:
-    """Return the fewest tensors left out in the first i of a and the first j of b, by i and j."""
+    """Return the minimum number of tensors left out among the first i of a and the first j of b, by
+    i and j.
+    """
     costs = [list(range(len(b) + 1))]
     for count, shape in enumerate(a, 1):
         row = [count]

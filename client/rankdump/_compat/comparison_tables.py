@@ -1,8 +1,8 @@
 """Comparison tables of one step of two ranks, with the numbers that troubleshooter 1.0.17 prints,
-and their form as text. Reads tensors; holds one pair per thread.
+and their form as text. It reads tensors, and holds one pair in memory for each thread.
 
-Mean and maximum are over the unequal elements only, in the type of the elements, and numbers are
-truncated, not rounded. `rankdump diff` has measures of its own, in `_analysis.compare`.
+Mean and maximum are computed over the unequal elements only, in the type of the elements, and
+numbers are truncated, not rounded. `rankdump diff` has its own measures in `_analysis.compare`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ElementDifferences:
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """The last four cells of its row."""
+        """The last four cells of the row of two tensors."""
         return (
             self.result,
             f"{truncate_number(self.close_share, _SHARE_DECIMAL_PLACES):.2%}",
@@ -69,7 +69,7 @@ _NO_DIFFERENCES = ElementDifferences(str(True), 1.0, 1.0, 0.0, 0.0)
 def compare_elements(
     a: npt.NDArray[Any], b: npt.NDArray[Any], tolerances: ElementTolerances
 ) -> ElementDifferences:
-    """Return the numbers of two tensors; the relative tolerance applies to b."""
+    """Return the differences of two tensors; the relative tolerance applies to `b`."""
     if a.shape != b.shape:
         return ElementDifferences(SHAPES_DIFFER)
     a, b = _convert_to_float(a), _convert_to_float(b)
@@ -89,12 +89,12 @@ def compare_elements(
 
 
 def format_statistic_differences(a: tuple[float, ...], b: tuple[float, ...]) -> str:
-    """Return the absolute differences of statistics, the last cell of a row."""
+    """Return the absolute differences of statistics, which are the last cell of a row."""
     return ", ".join(_format_number(abs(one - other)) for one, other in zip(a, b, strict=True))
 
 
 def truncate_number(number: float, places: int) -> float:
-    """Return a number truncated to so many decimal places.
+    """Return a number truncated to `places` decimal places.
 
     A float32 is scaled in float32, as the tool does with numpy 2.
 
@@ -113,7 +113,7 @@ def _format_number(number: float) -> str:
 
 
 def _convert_to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array of floats of at least 32 bits; the tool cannot print half floats."""
+    """Return an array as floats of at least 32 bits, because the tool cannot print half floats."""
     if array.dtype.kind == "c":
         return np.stack((np.real(array), np.imag(array)))
     if array.dtype.kind == "f":
@@ -122,7 +122,7 @@ def _convert_to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _compute_cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Return the cosine of two vectors; 1 when both norms are 0, NaN when one is."""
+    """Return the cosine of two vectors; 1 if both norms are 0, NaN if only one is."""
     norm_a: Any = np.linalg.norm(a)
     norm_b: Any = np.linalg.norm(b)
     zeros = (norm_a <= _MAX_ZERO_NORM, norm_b <= _MAX_ZERO_NORM)
@@ -160,7 +160,7 @@ class ComparedRank:
 
     dump: ApiRankDump
     tensors_by_call: TensorsByCall
-    """The tensors that are compared."""
+    """Tensors to compare, by call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,9 @@ class ApiComparisonSettings:
     ignore_unmatched: bool
     ignore_backward: bool
     by: str = "elements"
-    """`elements`, `statistics`, or `nothing` without either; then only calls are paired."""
+    """What is compared: `elements`, `statistics`, or `nothing`; in the last case calls are only
+    paired.
+    """
 
 
 def make_step_tables(
@@ -214,7 +216,7 @@ def _make_table(
     b: ComparedRank,
     settings: ApiComparisonSettings,
 ) -> tuple[ApiTable | None, list[str]]:
-    """Return the table of one direction, None where nothing is compared, and its problems."""
+    """Return the table of one direction, or None if nothing is compared, and its problems."""
     if settings.ignore_unmatched:
         rows = [pair for pair in rows if pair[0] and pair[1]]
     if not rows or settings.by == "nothing":
@@ -245,7 +247,9 @@ def _make_statistics_row(pair: TensorPair) -> tuple[str, ...]:
 def _make_element_row(
     pair: TensorPair, a: ComparedRank, b: ComparedRank, tolerances: ElementTolerances
 ) -> tuple[tuple[str, ...], str]:
-    """Return the cells of a row, and a sentence about a file that cannot be read, if any."""
+    """Return the cells of a row, and a sentence about a file that cannot be read, if
+    there is one.
+    """
     names, shapes = _format_names(pair), [str(each.shape) if each else "" for each in pair]
     found, problem = NO_PARTNER_DIFFERENCES, ""
     if pair[0] is not None and pair[1] is not None:

@@ -22,7 +22,7 @@ from rankdump.errors import CorruptedError
 _INFO_ENDINGS = ("_info.pkl", "_info.csv")
 _FILE_ENDINGS = (*_INFO_ENDINGS, "_stack.json")
 _MAX_MANIFEST_BYTES = 1 << 20
-"""Bytes of a manifest that are searched for the first path."""
+"""Number of bytes of a manifest that are searched for its first path."""
 
 
 def find_rank_folder(root: str, rank: int) -> Path:
@@ -31,7 +31,7 @@ def find_rank_folder(root: str, rank: int) -> Path:
 
 
 def make_rank_folder(root: str, rank: int) -> Path:
-    """Return the folder of a rank; creates it with access for its owner only."""
+    """Return the folder of a rank; it is created with access for its owner only."""
     Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = find_rank_folder(root, rank)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -39,13 +39,15 @@ def make_rank_folder(root: str, rank: int) -> Path:
 
 
 def clear_rank_folder(root: str, rank: int, framework: str) -> None:
-    """Remove tensors, info, stacks and manifests of a framework's dump; OSError on a failure."""
+    """Remove the tensors, info, stacks and manifests of one framework's dump; OSError
+    on a failure.
+    """
     folder = find_rank_folder(root, rank)
     if not _is_folder(folder):
         return
     name = f"{framework}_api_dump"
     if _is_folder(folder / name):
-        shutil.rmtree(folder / name)  # rejects a link and follows none below
+        shutil.rmtree(folder / name)  # rejects a link, and follows none below
     for ending in _FILE_ENDINGS:
         _remove_file(folder / f"{name}{ending}")
     metadata = folder / METADATA_FOLDER
@@ -58,9 +60,9 @@ def clear_rank_folder(root: str, rank: int, framework: str) -> None:
 
 
 def _is_manifest_of(manifest: Path, prefix: str, *, alone: bool) -> bool:
-    """Return whether a manifest belongs to the dump whose files have a prefix.
+    """Return whether a manifest belongs to the dump whose file names have this prefix.
 
-    A manifest without files belongs to it only if the folder has no other dump.
+    A manifest that names no files belongs to it only if the folder has no other dump.
     """
     if not _is_file(manifest):
         return False
@@ -99,17 +101,17 @@ class ApiRankDump:
 
     rank: int
     framework: str
-    """`pytorch`, `mindspore` or `mindtorch`."""
+    """Framework of the dump: `pytorch`, `mindspore` or `mindtorch`."""
     info: Path
-    """Info file: one line, a JSON array, for each tensor."""
+    """Info file: one line, which is a JSON array, for each tensor."""
     files: Mapping[str, Path]
-    """npy files by the names of their tensors; empty when only statistics were dumped."""
+    """npy files by the names of their tensors; empty if only statistics were dumped."""
     counted: bool
-    """Whether it has manifests, so that its steps are real."""
+    """Whether the dump has manifests, so that its steps are real and not guessed."""
 
 
 def find_rank_dumps(path: Path, parameter: str) -> Mapping[int, ApiRankDump]:
-    """Return the dump of each rank; ValueError that names the parameter when there is none."""
+    """Return the dump of each rank; ValueError, which names the parameter, if there is none."""
     invalid = f"{parameter} is not a valid dump path: {path}"
     try:
         names = sorted(entry.name for entry in path.iterdir())
@@ -132,7 +134,8 @@ def _find_rank_dump(rank: int, folder: Path) -> ApiRankDump | None:
             folder / files.info_file for files in forms if (folder / files.info_file).is_file()
         ]
         if infos:
-            # Both exist when another release dumped to the same folder and cleared the npy files.
+            # Both files exist if another release dumped to the same folder and removed the npy
+            # files.
             newest = max(infos, key=lambda info: info.stat().st_mtime_ns)
             counted = (folder / METADATA_FOLDER).is_dir()
             return ApiRankDump(

@@ -1,9 +1,9 @@
 """Requests of `api_dump_init` and `api_dump_start`: checked parameters, their plan, and the calls
 that `mode` and `scope` select. Pure; scopes may be used from any thread.
 
-A wrong parameter is a ValueError or a TypeError, as in troubleshooter 1.0.17. A scope is evaluated
-once for each forward call, in the order of the calls; a backward call is selected with its forward
-call. Names are those of `ApiCall.stem`: `NN_Conv2d_0`.
+A wrong parameter raises a ValueError or a TypeError, as in troubleshooter 1.0.17. A scope is
+evaluated once for each forward call, in the order of the calls; a backward call is selected
+together with its forward call. Names are those of `ApiCall.stem`, such as `NN_Conv2d_0`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ApiDumpSetting:
     """Checked parameters of `api_dump_init`."""
 
     output_path: str
-    """Absolute path."""
+    """Absolute path of the output folder."""
     retain_backward: bool = False
     compare_statedict: bool = False
     codec: str = "none"
@@ -50,7 +50,7 @@ class ApiDumpRequest:
     filter_data: bool = True
     filter_stack: bool = True
     statistic_category: tuple[str, ...] = ()
-    """Statistics to compute; empty for those of the release."""
+    """Statistics to compute; empty for the default ones of the release."""
 
     @property
     def keeps_elements(self) -> bool:
@@ -59,7 +59,9 @@ class ApiDumpRequest:
 
 
 def check_setting(setting: ApiDumpSetting) -> ApiDumpSetting:
-    """Return a setting; ValueError or TypeError for a value that is not allowed."""
+    """Return the setting if it is valid; ValueError or TypeError for a value that is
+    not allowed.
+    """
     _check_bool("retain_backward", setting.retain_backward)
     _check_bool("compare_statedict", setting.compare_statedict)
     _check_choice("codec", setting.codec, tuple(CODECS))
@@ -76,7 +78,7 @@ def make_dump_request(
     filter_stack: object,
     statistic_category: object,
 ) -> ApiDumpRequest:
-    """Return a request; ValueError or TypeError for a value that is not allowed."""
+    """Return a checked request; ValueError or TypeError for a value that is not allowed."""
     return ApiDumpRequest(
         _check_choice("mode", mode, DUMP_MODES),
         _check_scope(str(mode), scope),
@@ -165,19 +167,21 @@ def _check_bool(name: str, value: object) -> bool:
 
 
 class ApiCallScope:
-    """Selection of the calls of one `api_dump_start`; `all`: every call."""
+    """Selection of the calls of one `api_dump_start`; this base class, mode `all`, selects every
+    call.
+    """
 
     def is_selected(self, call: ApiCall) -> bool:
         """Return whether a forward call that begins now is dumped."""
         return True
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return a sentence for each requested call that was not made so far."""
+        """Return a sentence for each requested call that has not been made so far."""
         return ()
 
 
 class ListedCallScope(ApiCallScope):
-    """`list`: calls by their exact names."""
+    """Mode `list`: selects calls by their exact names."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -197,7 +201,7 @@ class ListedCallScope(ApiCallScope):
 
 
 class CallRangeScope(ApiCallScope):
-    """`range`: all calls from the first to the last one inclusive, once."""
+    """Mode `range`: selects all calls from the first to the last one, both included, once."""
 
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
@@ -216,7 +220,9 @@ class CallRangeScope(ApiCallScope):
         return self._begun
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return a sentence for each end that was not called, or in the wrong order."""
+        """Return a sentence for each end of the range that was not called, or called in the wrong
+        order.
+        """
         found: list[str] = []
         if not self._begun:
             found.append(f"the first call of the range, {self._first}, was not made")
@@ -231,7 +237,7 @@ class CallRangeScope(ApiCallScope):
 
 
 class NamePartScope(ApiCallScope):
-    """`api_list`: calls whose names contain a text, ignoring case."""
+    """Mode `api_list`: selects calls whose names contain one of the texts, ignoring case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(text.lower() for text in texts)
@@ -251,7 +257,7 @@ class NamePartScope(ApiCallScope):
 
 
 def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:
-    """Return the selection of a checked mode and scope."""
+    """Return the selection for a checked mode and scope."""
     if mode == "list":
         return ListedCallScope(scope)
     if mode == "range":

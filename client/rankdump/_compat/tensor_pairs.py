@@ -1,11 +1,10 @@
-"""Tensors of two API dumps in pairs: from info files to tensors, steps, paired calls and paired
+"""Pairs of tensors of two API dumps: from info files to tensors, steps, paired calls and paired
 tensors, in the order of troubleshooter's tables. Pairing is pure; only the info files are read.
 
-If both dumps have real steps, those are used. troubleshooter does not count steps: in its
-comparison, a step is the forward records up to the first backward one, so that a run without
-gradients is one step, and forward records after the last gradient belong to no step
-(troubleshooter 1.0.17, api_dump_compare). When one of the dumps is troubleshooter's, both are split
-in this way.
+If both dumps have real steps, these are used. troubleshooter does not count steps: in its
+comparison, a step consists of the forward records up to the first backward one, so a run without
+gradients is one step, and forward records after the last gradient belong to no step (troubleshooter
+1.0.17, api_dump_compare). If one of the dumps is troubleshooter's, both are split in this way.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ApiInfoTensor:
     recomputed: bool
     shape: TensorShape
     statistics: tuple[float, float, float]
-    """Largest, smallest and mean element; NaN where the line has none."""
+    """Largest, smallest and mean element; NaN if the line has no such number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,11 @@ class ApiDumpInfo:
     """Content of an info file."""
 
     tensors: tuple[ApiInfoTensor, ...]
-    """In the order of the lines."""
+    """Tensors in the order of the lines."""
     counted: bool = False
-    """Whether its steps are real."""
+    """Whether the steps of the dump are real and not guessed."""
     notes: tuple[str, ...] = ()
-    """Sentences about omissions."""
+    """Sentences about what is left out."""
 
     @property
     def has_no_statistics(self) -> bool:
@@ -72,7 +71,7 @@ class ApiDumpInfo:
 
 
 def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
-    """Return the content of an info file; with `counted`, its steps are known to be real.
+    """Return the content of an info file; `counted` says that its steps are known to be real.
 
     An incomplete last line is omitted; CorruptedError names any other damaged line.
     """
@@ -103,11 +102,11 @@ class ApiDumpStep:
     """The forward calls of one step, in order."""
 
     number: int | None
-    """None where steps are guessed."""
+    """Number of the step; None if steps are guessed."""
     names: tuple[str, ...]
-    """Names of the calls with their numbers: `NN_Conv2d_0`."""
+    """Names of the calls with their numbers, such as `NN_Conv2d_0`."""
     calls: tuple[FlowCall, ...]
-    """The same calls in the form in which they are paired."""
+    """The calls in the form in which they are paired."""
 
 
 def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDumpStep]:
@@ -118,7 +117,7 @@ def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDum
 def group_counted_steps(
     tensors: Iterable[ApiInfoTensor], framework: str, *, recomputed: bool = False
 ) -> list[ApiDumpStep]:
-    """Return the real steps of a dump, with its recomputed calls or with all others."""
+    """Return the real steps of a dump, with its recomputed calls only, or with all other calls."""
     blocks: dict[int, list[ApiInfoTensor]] = {}
     for tensor in tensors:
         if tensor.call.direction == "forward" and tensor.recomputed == recomputed:
@@ -129,9 +128,10 @@ def group_counted_steps(
 def pair_steps(
     a: Sequence[ApiDumpStep], b: Sequence[ApiDumpStep]
 ) -> tuple[list[tuple[ApiDumpStep, ApiDumpStep]], str]:
-    """Return the steps in pairs, and a sentence about those without a partner, if any.
+    """Return pairs of steps, and a sentence about steps without a partner, if there are any.
 
-    Paired by their numbers if both dumps have real steps with common numbers, else by order.
+    Steps are paired by their numbers if both dumps have real steps with common numbers, else by
+    their order.
     """
     numbered_a = {step.number: step for step in a if step.number is not None}
     numbered_b = {step.number: step for step in b if step.number is not None}
@@ -149,7 +149,9 @@ def pair_steps(
 
 
 def _split_blocks(tensors: Iterable[ApiInfoTensor]) -> list[list[ApiInfoTensor]]:
-    """Return the forward records up to each backward; all where there is no backward at all."""
+    """Return the forward records before each backward; all of them if there is no
+    backward at all.
+    """
     blocks: list[list[ApiInfoTensor]] = []
     block: list[ApiInfoTensor] = []
     for tensor in tensors:
@@ -167,7 +169,7 @@ def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: 
     for tensor in tensors:
         stem = tensor.call.stem
         shapes = latest.get(stem)
-        # A layer has no number: unless its lines are adjacent, they are of another call.
+        # A LAYER mark has no number: lines of it that are not adjacent belong to different calls.
         if shapes is None or (tensor.call.kind == LAYER_KIND and shapes is not calls[-1][1]):
             shapes = latest[stem] = {}
             calls.append((tensor.call, shapes))
@@ -185,7 +187,7 @@ def _make_flow_call(call: ApiCall, shapes: _CallShapes, framework: str) -> FlowC
 
 
 TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]
-"""A tensor of each side; one is None for a tensor without a partner."""
+"""The tensors of both sides; one is None if the other has no partner."""
 TensorsByCall: TypeAlias = Mapping[tuple[str, CallDirection], Sequence[ApiInfoTensor]]
 """Tensors of each call, by name and direction of the call, sorted by place."""
 
@@ -193,9 +195,9 @@ _MIN_PLACE_DEPTH = 2
 
 
 def group_by_call(tensors: Iterable[ApiInfoTensor], files: Container[str] | None) -> TensorsByCall:
-    """Return the tensors to compare: all, or those that have files.
+    """Return the tensors to compare: all of them, or those that have files.
 
-    Of several tensors with one name, the last one is used, at the position of the first.
+    If several tensors have the same name, the last one is used, at the position of the first.
     """
     found: dict[tuple[str, CallDirection], list[ApiInfoTensor]] = {}
     named = {tensor.name: tensor for tensor in tensors if files is None or tensor.name in files}
@@ -229,8 +231,8 @@ def pair_tensors(
 
 
 def _split_span(calls: Sequence[Sequence[ApiInfoTensor]]) -> list[list[ApiInfoTensor]]:
-    """Return the tensors of one side of a span, in the order of the tables: inputs of the first
-    call, its outputs, all of the calls between, inputs of the last call, its outputs.
+    """Return the tensors of one side of a span in the order of the tables: the inputs of the first
+    call, its outputs, all tensors of the calls between, the inputs of the last call, its outputs.
     """
     if not calls:
         return [[], [], [], [], []]
@@ -251,7 +253,7 @@ def _align_tensors(a: Sequence[ApiInfoTensor], b: Sequence[ApiInfoTensor]) -> It
 
 
 def _make_sort_key(tensor: ApiInfoTensor) -> tuple[tuple[int, int, str], ...]:
-    """Return the sort key of the tensors of a call: by number, then keywords by name."""
+    """Return the sort key of a tensor within its call: by number, then keywords by name."""
     parts = tensor.place.path.split(".") if tensor.place.path else []
     keys = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
     # The tool does not distinguish `output`, `output.0` and `output.0.0`.
