@@ -15,10 +15,11 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-# gRPC reads this when it is loaded: its log lines, such as those at forks, are noise to users.
+# gRPC reads this variable when it is loaded: its log lines, such as those at forks, are noise to
+# users.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Otherwise gRPC starts its threads again in every forked child, such as a worker of a data loader,
-# and some of these children crash. No child uses the session of its parent.
+# Without this variable gRPC starts its threads again in every forked child, such as a worker of a
+# data loader, and some of these children crash. No child uses the session of its parent.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step
 
-    # `open`, as in h5py and similar libraries.
+    # The name `open` is used as in h5py and similar libraries.
     from rankdump.reader import open as open  # noqa: A004
 else:
     _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}

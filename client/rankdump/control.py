@@ -1,16 +1,16 @@
-"""Control of a job that runs: what it dumps is changed, and its black boxes are frozen, without
+"""Control of a running job: changes what the job dumps, and freezes its black boxes, without
 restarting it.
 
 All ranks begin with a change in the same iteration, which the coordinator of the job chooses. Each
-function waits, for some seconds, until every rank has answered.
+function waits some seconds until every rank has answered.
 
     import rankdump.control
 
     done = rankdump.control.set_iterations("train", "0|5-8|100-120", coordinator="head:7421")
     print(done.iteration, done.exceptions)
 
-Without an address it is that in RANKDUMP_COORDINATOR, or `127.0.0.1:7421`. Certificates are those
-that the environment names; over TLS their role has to be `operator`.
+The default address of the coordinator is that in RANKDUMP_COORDINATOR, or `127.0.0.1:7421`.
+Certificates are those that the environment names; over TLS their role must be `operator`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ __all__ = [
 ]
 
 ANSWER_TIMEOUT_S = 60.0
-"""Longest wait for a coordinator, which itself waits half a minute for ranks, at most."""
+"""Longest wait in seconds for a coordinator, which itself waits for ranks for at most half a
+minute.
+"""
 RETURN_TIMEOUT_S = 20.0
-"""Longest wait for a coordinator that has ended while it carried out an order."""
+"""Longest wait in seconds for a coordinator that has ended while it carried out an order."""
 _RETRY_INTERVAL_S = 0.2
-# gRPC would wait longer after each attempt.
+# Without this option gRPC would wait longer after each attempt.
 _CHANNEL_OPTIONS = (("grpc.max_reconnect_backoff_ms", 500),)
 
 
@@ -68,7 +70,7 @@ def stop(job_id: str, *, coordinator: str = "") -> ControlResult:
 
 
 def set_iterations(job_id: str, iterations: str, *, coordinator: str = "") -> ControlResult:
-    """Dump these iterations, in the form of a configuration: `0|5-8|100-120`, or `all`.
+    """Dump these iterations, given as in a configuration: `0|5-8|100-120`, or `all`.
 
     ConfigError for a text that is not allowed.
     """
@@ -80,8 +82,8 @@ def set_operators(
 ) -> ControlResult:
     """Dump these operators, by entries as in `kernels` of a configuration, or `all`.
 
-    A full scope name, a part of an operator's type, or `name-regex(...)`; also as one list, as
-    `kernels` is. ConfigError for an expression that is not valid.
+    An entry is a full scope name, a part of an operator's type, or `name-regex(...)`; entries may
+    also be given as one list, as in `kernels`. ConfigError for an expression that is not valid.
     """
     lists = (each if isinstance(each, list | tuple) else [each] for each in entries)
     values = (entry for each in lists for entry in each)
@@ -89,7 +91,7 @@ def set_operators(
 
 
 def set_saved_data(job_id: str, saved: str, *, coordinator: str = "") -> ControlResult:
-    """Keep of each tensor its elements (`tensor`), its statistics (`statistic`) or both (`full`).
+    """Keep the elements of each tensor (`tensor`), its statistics (`statistic`) or both (`full`).
 
     ConfigError for another word.
     """
@@ -97,7 +99,7 @@ def set_saved_data(job_id: str, saved: str, *, coordinator: str = "") -> Control
 
 
 def freeze(job_id: str, reason: str = "", *, coordinator: str = "") -> ControlResult:
-    """Freeze the black boxes of all ranks, on all hosts; the reason stands in the report."""
+    """Freeze the black boxes of all ranks on all hosts; the report contains the reason."""
     return carry_out(job_id, ControlAction.FREEZE, filter(None, [reason]), coordinator=coordinator)
 
 
@@ -110,11 +112,11 @@ def carry_out(
     warn: Callable[[str], None] = lambda text: None,
     order_id: str = "",
 ) -> ControlResult:
-    """Carry out an action; `warn` is called with what has a surprising effect.
+    """Carry out an action; `warn` is called with texts about surprising effects.
 
-    An order with the id of an earlier one asks what became of that; without an id it is a new one.
-    RejectedError when the job is not known, has ended, or is controlled by somebody else at the
-    same time; UnavailableError when no coordinator answers at the address.
+    An order with the id of an earlier one asks for the result of that order; without an id it is a
+    new order. RejectedError if the job is unknown, has ended, or is being controlled by someone
+    else; UnavailableError if no coordinator answers at the address.
     """
     values = tuple(values)
     check_values(action, values, warn)
@@ -137,16 +139,16 @@ def carry_out(
 
 
 class _LostCoordinatorError(Exception):
-    """A coordinator has ended while it carried out an order, and does not come back."""
+    """A coordinator has ended while it carried out an order, and has not come back."""
 
 
 def _ask_coordinator(
     channel: grpc.Channel, order: ControlOrder
 ) -> coordinator_pb2.JobControlResponse:
-    """Send an order; again when the coordinator ends meanwhile and comes back.
+    """Send an order, and send it again if the coordinator ends meanwhile and comes back.
 
-    The order has the same id, so that ranks that have it already keep their iteration.
-    _LostCoordinatorError when it does not come back.
+    The repeated order has the same id, so ranks that have it already keep their iteration.
+    _LostCoordinatorError if the coordinator does not come back.
     """
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     request = control_request_to_wire(order)

@@ -1,4 +1,4 @@
-"""Errors that rankdump raises. Imports nothing of rankdump.
+"""Errors that rankdump raises. This module imports nothing of rankdump.
 
     RankdumpError
     |-- PermanentError      the same input fails the same way again
@@ -15,7 +15,7 @@
         |-- UnavailableError  the other side does not answer or is shutting down
         `-- ExhaustedError  memory, disk space or file descriptors are used up
 
-A message names what failed, which one, and the number or value at fault.
+A message says what failed and names the object, and the number or value that is wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ConfigError(PermanentError):
         self.file, self.key, self.value, self.allowed = file, key, value, allowed
 
     def __str__(self) -> str:
-        """Return one line for the user."""
+        """Return the error as one line for the user."""
         where = f"{self.file}: {self.key}" if self.key else self.file
         if isinstance(self.value, UnknownKey):
             shown = f"unknown key; nearest: {self.value.nearest}"
@@ -70,15 +70,15 @@ class ConfigError(PermanentError):
 
 
 MISSING_VALUE = object()
-"""Marks a missing value, where None could be a value."""
+"""Marks a missing value, because None may be a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownKey:
-    """Stands for the value of a key that does not exist."""
+    """Stands for the value of a key that is unknown."""
 
     nearest: str
-    """The key that does and is most like it."""
+    """The known key that is most similar."""
 
 
 class RejectedError(PermanentError):

@@ -1,11 +1,13 @@
-"""Public reader of dump trees, complete or growing. Works without a daemon and never writes."""
+"""Public reader of dump trees, which may be complete or growing. It needs no daemon and never
+writes.
+"""
 
 from __future__ import annotations
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints, read_order
 from rankdump._analysis.reader.dump import Dump, check_ours
 
-# Named like in h5py and similar libraries.
+# The name `open` is used as in h5py and similar libraries.
 from rankdump._analysis.reader.dump import open_dump as open  # noqa: A004
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, Named, Query, selected

@@ -18,28 +18,30 @@ __all__ = ["DumpConfig"]
 
 @dataclass(frozen=True, slots=True)
 class DumpConfig:
-    """What to dump. As in TF Adapter, values are checked only when a session is created.
+    """Settings of a dump. As in TF Adapter, values are checked only when a session is created.
 
     >>> DumpConfig().plan().enabled
     False
     """
 
     enable_dump: bool = False
-    """Dump the tensors of operators."""
+    """Whether the tensors of operators are dumped."""
     dump_path: str | None = None
-    """An existing folder; required when a dump is enabled."""
+    """Path of an existing folder; required if dumping is enabled."""
     dump_step: str | None = None
-    """Iterations, such as `0|5|10|50-100`; None for all."""
+    """Iterations to dump, such as `0|5|10|50-100`; None for all."""
     dump_mode: str = "output"
-    """`input`, `output` or `all`."""
+    """Side of operators to dump: `input`, `output` or `all`."""
     enable_dump_debug: bool = False
-    """Dump only the operators in which an overflow occurred."""
+    """Whether only operators in which an overflow occurred are dumped."""
     dump_debug_mode: str = "all"
-    """`aicore_overflow`, `atomic_overflow` or `all`; rankdump makes no difference between them."""
+    """Kind of overflow: `aicore_overflow`, `atomic_overflow` or `all`; rankdump does not
+    distinguish them.
+    """
     dump_data: str = "tensor"
-    """`tensor` for elements, or `stats` for statistics."""
+    """Data to keep: `tensor` for elements, `stats` for statistics."""
     dump_layer: str | None = None
-    """Names of operators, separated by spaces; None for all."""
+    """Names of operators to dump, separated by spaces; None for all."""
 
     def plan(self) -> DumpPlan:
         """Return the dump plan; ConfigError for a value that is not allowed."""
