@@ -1,6 +1,6 @@
 """How far a training is deterministic: noise runs, in which an environment variable requests that
-the inputs of attached models are moved by one unit in the last place; and the comparison of two runs
-of one step in one process, by digests of the observed tensors, with its report. Pure.
+the inputs of attached models are moved by one unit in the last place; and the comparison of two
+runs of one step in one process, by digests of the observed tensors, with its report. Pure.
 
 The first tensor that differs, in the order of the first run, identifies the operator: no tensor
 before it differs, and of nested operators the innermost one ends first.

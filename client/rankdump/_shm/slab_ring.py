@@ -37,8 +37,8 @@ _pack_head = ENTRY_HEAD.pack_into
 _UNSEALED = 0, 0, 0, b""
 """Values of the last fields of a head before its entry is sealed."""
 _PADDING_MASK, _ALIGNED = ENTRY_ALIGNMENT - 1, -ENTRY_ALIGNMENT
-"""`length + _PADDING_MASK & _ALIGNED` equals `align_length(length)` without a call for each tensor; a
-field of `length` bytes is followed by `-length & _PADDING_MASK` bytes of padding.
+"""`length + _PADDING_MASK & _ALIGNED` equals `align_length(length)` without a call for each tensor;
+a field of `length` bytes is followed by `-length & _PADDING_MASK` bytes of padding.
 """
 _WRITTEN, _RELEASED = WRITTEN_OFFSET // 8, RELEASED_OFFSET // 8
 # The states are integers, because comparing members of an enumeration takes longer than reading an
