@@ -23,12 +23,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._core.daemon_endpoint import MAX_JOB_DRAIN_S, DaemonFolder
 from rankdump.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
 """Seconds that a job waits for the daemon at its start; after that, tensors are buffered."""
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = MAX_JOB_DRAIN_S + 60.0
+"""Longest wait for the end of a daemon in seconds; unless it hangs, the daemon ends earlier."""
+STOP_NOTICE_S = 10.0
+"""Seconds after which the wait for the end of a daemon is logged."""
 POLL_S = 0.05
 _MEMORY_FOLDER = "/dev/shm"
 # The path of a socket (`sun_path`) has at most 108 bytes; the names of folder and socket take less
@@ -45,6 +48,8 @@ _SERVING_RESPONSE = b"\x08\x01"
 """The serialized answer `SERVING` of gRPC's health service."""
 _REQUIRED_MODULES = ("rankdumpd", "click", "cryptography", "grpc_health", "prometheus_client")
 """Modules that a daemon needs, and that the extra `daemon` installs."""
+
+_logger = logging.getLogger("rankdump")
 
 
 def start_daemon(
@@ -71,18 +76,31 @@ def start_daemon(
         )
 
 
-def stop_daemon(process: subprocess.Popen[bytes]) -> int:
+def stop_daemon(process: subprocess.Popen[bytes], log: Path) -> int:
     """Stop a daemon: request its stop, wait, and kill it after a timeout. Return its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        return process.wait(STOP_TIMEOUT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(STOP_NOTICE_S)
+        log_long_stop(log)
+        return process.wait(STOP_TIMEOUT_S - STOP_NOTICE_S)
     except subprocess.TimeoutExpired:
         return process.returncode or 1
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def log_long_stop(log: Path) -> None:
+    """Log that the end of a daemon takes long."""
+    _logger.warning(
+        "waiting for the embedded daemon, which still writes what the job left (%.0f s at most); "
+        "its log: %s",
+        MAX_JOB_DRAIN_S,
+        log,
+    )
 
 
 def read_last_log_line(folder: DaemonFolder) -> str:
@@ -135,8 +153,6 @@ _FOLDER_PREFIX = "rankdump-of"
 _MAX_NAME_CHARACTERS = 24
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_ATTEMPTS = 100
-
-_logger = logging.getLogger("rankdump")
 
 
 class DaemonLease:
@@ -274,7 +290,7 @@ class DaemonLease:
         if self._process is not None:
             # The stop is requested before the descriptor is closed, because closing it is a request
             # too, and two requests force the stop.
-            code = stop_daemon(self._process)
+            code = stop_daemon(self._process, self.log)
             if code == -signal.SIGTERM:  # it had not yet begun to handle signals
                 return ""
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -314,10 +330,14 @@ def _explain_failed_start() -> Generator[None, None, None]:
 
 def _wait_for_end(folder: DaemonFolder) -> bool:
     """Wait for the end of a daemon that has no users; return whether it ended."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    start_s, is_logged = time.monotonic(), False
     while folder.has_daemon:
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - start_s
+        if waited_s > STOP_TIMEOUT_S:
             return False
+        if waited_s > STOP_NOTICE_S and not is_logged:
+            is_logged = True
+            log_long_stop(folder.log)
         time.sleep(POLL_S)
     return True
 

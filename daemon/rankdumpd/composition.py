@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rankdump._core.certificate_files import RevokedCertificates, ignore_reload
-from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._core.daemon_endpoint import MAX_JOB_DRAIN_S, DaemonFolder
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._wire.channel import TlsCredentials
 from rankdumpd.agent.service import DumpAgent
@@ -105,9 +105,10 @@ class _DaemonProcess:
         ingest: Sequence[IngestComponent] = (),
         pipe: WorkerPipe | None = None,
         begin_watch: Callable[[], None] = lambda: None,
+        max_drain_s: float = 0.0,
     ) -> int:
         """Serve until a signal at the address of a section; return the exit status. A folder is
-        ingested by the first part.
+        ingested by the first part. `max_drain_s` is that of the `DaemonRun`.
         """
         metrics = ProcessMetrics((self._counters.samples, *(part.samples for part in parts)))
         page = self.build_page(metrics, parts, explain_fault=lambda: server.explain_fault())
@@ -123,6 +124,7 @@ class _DaemonProcess:
                 reread=self._reread,
                 pipe=pipe,
                 required=self._required,
+                max_drain_s=max_drain_s,
             )
             return daemon_run.run(begin_watch)
 
@@ -245,7 +247,10 @@ def serve_embedded(
         lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
 
     ingest = _build_ingest(settings.agent)
-    status = process.serve(agent, *coordinator, ingest=ingest, begin_watch=begin_watch)
+    parts = agent, *coordinator
+    status = process.serve(
+        *parts, ingest=ingest, begin_watch=begin_watch, max_drain_s=MAX_JOB_DRAIN_S
+    )
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
 

@@ -29,6 +29,7 @@ from rankdump._core.timeouts import HintLevel, TimeoutHint
 from rankdump.errors import UnavailableError
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from rankdumpd.coordinator.publish.publisher import OrderPublisher
 from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.settings import CoordinatorSettings, DaemonSettings
@@ -307,6 +308,31 @@ def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_p
     assert len(rows(job.root)) == 8
     assert FindingKind.PARTIAL in {finding.kind for finding in last.order()[1]}
     assert last.coordinator.drain(PATIENCE_S) == 0
+    agent.close()
+
+
+def test_drain_does_not_wait_until_the_thread_has_published_all(host, tmp_path, monkeypatch):
+    """The thread hands over after the iteration that it writes, so the deadline of a drain holds."""
+    write, writing, may_write = OrderPublisher.append, threading.Event(), threading.Event()
+
+    def append_later(*args, **kwargs):
+        writing.set()
+        assert may_write.wait(PATIENCE_S)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(OrderPublisher, "append", append_later)
+    job, agent = ReportedJob("job", str(tmp_path), 1), host.agent("one")
+    agent.session(job.session(0), job.root)
+    for iteration in range(5):
+        agent.iteration(job, 0, iteration)
+    agent.send()
+    assert writing.wait(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(host.coordinator.drain, 0.0)
+        wait_until(lambda: host.coordinator._is_draining)
+        may_write.set()
+        assert left.result(PATIENCE_S) == 3
+    assert host.coordinator.count_finished() == 2
     agent.close()
 
 

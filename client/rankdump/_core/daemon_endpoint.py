@@ -28,6 +28,12 @@ DEFAULT_COORDINATOR_ADDRESS = "127.0.0.1:7421"
 """Address of the coordinator unless the variable RANKDUMP_COORDINATOR gives another."""
 
 
+MAX_JOB_DRAIN_S = 600.0
+"""Longest time for which an embedded daemon writes after the end of its job what the job left: it
+goes on as long as something is finished within each `agent.drain_timeout_s`.
+"""
+
+
 def is_socket_address(address: str) -> bool:
     """Return whether an address names a Unix socket."""
     return address.startswith("unix:")

@@ -60,7 +60,7 @@ from rankdumpd.agent.table.table_writer import TableWriter
 from rankdumpd.server import machine, state_files
 from rankdumpd.server.audit_log import AuditCallback, ignore_action
 from rankdumpd.server.grpc_server import parse_socket_path
-from rankdumpd.server.lifecycle import Component, request_stop
+from rankdumpd.server.lifecycle import Component, request_stop, wait_while_finishing
 from rankdumpd.server.logs import log_about
 from rankdumpd.server.metrics import AGENT_PREFIX, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
@@ -183,6 +183,7 @@ class DumpAgent(Component):
             max_record_bytes=settings.max_record_bytes,
         )
         self._state_dir = settings.state_dir
+        self._drain_timeout_s = settings.drain_timeout_s
         self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
         # First, so that a second agent fails with this error alone.
@@ -344,34 +345,54 @@ class DumpAgent(Component):
 
         CorruptedError when the ledger is damaged: nothing can be committed then.
         """
-        left_s = _count_down(timeout_s)
+        left_s, idle_s = _count_down(timeout_s), min(timeout_s, self._drain_timeout_s)
         self._registry.refuse_sessions()
         self._ledger.check()
         self._black_box.stop_watching()
         # Ranks get half of the time, so that the frames that they sent can be finished.
-        self._streams.drain(timeout_s / 2)
+        self._streams.drain(idle_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
-        self._black_box.finish(left_s())
-        left = self._budget.wait_idle(left_s())
+        self._black_box.finish(min(left_s(), idle_s))
+        left = self._wait_for(self._budget.wait_idle, left_s)
         # Reports which of the exited ranks are known to the end.
         self._rings.check_rings()
-        # Unreported items stay in the ledger and do not count as unfinished.
-        self._reporter.flush(left_s())
+        unreported = self._wait_for(self._reporter.flush, left_s)
         self._rings.check_rings()
-        self._reporter.leave(self._state_dir)
+        self._reporter.leave("" if self._ends_with_job else self._state_dir)
         # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
-        if self._ends_with_job:
-            # The ledger ends with this process, so nobody could write later what is deferred.
-            self._committer.finish(left_s() / 2)
-            self._backlog.finish(left_s())
-            self._table.finish(left_s())
-        return left
+        if not self._ends_with_job:
+            # Unreported items stay in the ledger and do not count as unfinished.
+            return left
+        # The ledger ends with this process, so nobody could write later what is deferred.
+        self._committer.finish(min(left_s(), idle_s / 2))
+        self._wait_for(self._backlog.finish, left_s)
+        self._wait_for(self._table.finish, left_s)
+        return left + unreported
+
+    def _wait_for(self, wait: Callable[[float], int], left_s: Callable[[], float]) -> int:
+        """Wait with `wait`, which takes a time and returns how much is left; return that.
+
+        An agent whose ledger ends with it waits while something is finished within each
+        `drain_timeout_s`.
+        """
+        if not self._ends_with_job:
+            return wait(left_s())
+        return wait_while_finishing(
+            wait, self.count_finished, idle_s=self._drain_timeout_s, left_s=left_s
+        )
+
+    def count_finished(self) -> int:
+        """Return how many frames, reports, packed files and rows of tables are finished."""
+        parts = self._budget, self._reporter, self._backlog, self._table
+        return sum(part.finished for part in parts)
 
     def explain_unfinished(self) -> str:
         """Return what becomes of the frames that `drain` left, for the log."""
         exited = self._rings.count_unread()
+        if not exited and self._ends_with_job:
+            return "they are lost, because the agent ends with its job"
         if not exited:
             return super().explain_unfinished()
         ranks = f"{exited} rank{'s' * (exited > 1)} that ended"

@@ -198,6 +198,10 @@ _CALL_GRACE_S = 1.0
 _USE_POLL_INTERVAL_S = 0.2
 _REQUIRED_FILES_INTERVAL_S = 2.0
 """Seconds between two checks of the required files."""
+_PROGRESS_INTERVAL_S = 0.5
+"""Seconds between two looks at the progress of an end."""
+_NOTICE_INTERVAL_S = 10.0
+"""Seconds between two log lines about an end that goes on."""
 _START_TIMEOUT_S = 3600.0
 """Limit of the time for a start that is requested from the service manager."""
 _EXIT_FAILED = 1
@@ -224,6 +228,10 @@ class Component(Protocol):
         """Return what becomes of the items that `drain` left, for the log."""
         return "ranks send them again"
 
+    def count_finished(self) -> int:
+        """Return a number that grows with each item that a drain finishes, without waiting."""
+        return 0
+
     def stop(self) -> None:
         """Stop at once; may be repeated, and called without `start`."""
         ...
@@ -241,6 +249,42 @@ class Component(Protocol):
     def summarize(self) -> str:
         """Return a short status with numbers, without waiting."""
         return ""
+
+
+class EndWatch:
+    """Decides how long an end that goes on is waited for."""
+
+    def __init__(self, start_s: float, *, idle_s: float, limit_s: float) -> None:
+        self._idle_s, self._finished, self._changed_s = idle_s, -1, start_s
+        self._deadline_s = start_s + limit_s
+
+    def is_overdue(self, finished: int, *, now_s: float) -> bool:
+        """Return whether nothing was finished for `idle_s`, or the longest time is over.
+
+        `finished` is the number of items that were finished by now.
+        """
+        if finished != self._finished:
+            self._finished, self._changed_s = finished, now_s
+        return now_s >= min(self._changed_s + self._idle_s, self._deadline_s)
+
+
+def wait_while_finishing(
+    wait: Callable[[float], int],
+    count_finished: Callable[[], int],
+    *,
+    idle_s: float,
+    left_s: Callable[[], float],
+) -> int:
+    """Wait with `wait` while something is finished in each `idle_s`; return how much is left.
+
+    `wait` takes a time and returns what is left after it; `left_s` returns what is left of the
+    longest time.
+    """
+    while True:
+        finished = count_finished()
+        left = wait(min(left_s(), idle_s))
+        if not left or left_s() <= 0 or count_finished() == finished:
+            return left
 
 
 _COLLECTED_AFTER_OBJECTS = 50_000
@@ -287,12 +331,16 @@ class DaemonRun:
         reread: SettingsReader,
         pipe: WorkerPipe | None = None,
         required: RequiredFiles | None = None,
+        max_drain_s: float = 0.0,
     ) -> None:
         """`components` are in the order in which tensors pass through them.
 
         A supervisor requests a stop or a reload over `pipe`. A missing file of `required` is logged
-        within seconds.
+        within seconds. With `max_drain_s` nobody continues the work of this process: it drains for
+        as long, while something is finished within each `agent.drain_timeout_s`, and fails if
+        anything is left.
         """
+        self._max_drain_s, self._lost = max_drain_s, list[str]()
         self._components, self._server = components, server
         self._settings, self._reread, self._pipe = settings, reread, pipe
         self._environ: Mapping[str, str] = os.environ
@@ -345,14 +393,15 @@ class DaemonRun:
 
     def _end(self, *, drains: bool) -> int:
         """Drain and stop, or only stop; return the exit status. Exit at once if that hangs."""
-        limit_s = max(component.max_stop_s for component in self._components)
-        limit_s += self._settings.agent.drain_timeout_s if drains else 0.0
+        stop_s = max(component.max_stop_s for component in self._components)
+        idle_s = stop_s + (self._settings.agent.drain_timeout_s if drains else 0.0)
+        limit_s = stop_s + (self._drain_limit_s if drains else 0.0)
         thread = threading.Thread(
             target=self._drain_and_stop, args=(drains,), name="rankdumpd-end", daemon=True
         )
         with self._notifier.extend_timeout(limit_s):
             thread.start()
-            thread.join(limit_s)
+            self._wait_for_end(thread, idle_s=idle_s, limit_s=limit_s)
         hanging = [t.name for t in threading.enumerate() if t is thread or _keeps_process(t)]
         if hanging:
             _logger.error(
@@ -363,9 +412,30 @@ class DaemonRun:
             )
             os._exit(_EXIT_FAILED)
         self._signals.close()
-        if drains:
+        if self._lost:
+            _logger.error("stopped; not finished: %s", "; ".join(self._lost))
+        elif drains:
             _logger.info("stopped")
-        return _EXIT_FAILED if self._failed else 0
+        return _EXIT_FAILED if self._failed or self._lost else 0
+
+    @property
+    def _drain_limit_s(self) -> float:
+        """Longest time of a drain."""
+        return self._max_drain_s or self._settings.agent.drain_timeout_s
+
+    def _wait_for_end(self, thread: threading.Thread, *, idle_s: float, limit_s: float) -> None:
+        """Wait while something is finished in each `idle_s`, for at most `limit_s`."""
+        start_s = noticed_s = time.monotonic()
+        watch = EndWatch(start_s, idle_s=idle_s, limit_s=limit_s)
+        while thread.is_alive():
+            finished = sum(component.count_finished() for component in self._components)
+            now_s = time.monotonic()
+            if watch.is_overdue(finished, now_s=now_s):
+                return
+            if now_s >= noticed_s + _NOTICE_INTERVAL_S:
+                noticed_s = now_s
+                _logger.info("stopping for %.0f s: %s", now_s - start_s, self._summarize())
+            thread.join(min(_PROGRESS_INTERVAL_S, idle_s))
 
     def _drain_and_stop(self, drains: bool) -> None:
         try:
@@ -388,21 +458,17 @@ class DaemonRun:
             _logger.exception("the stop failed")
 
     def _drain(self) -> int:
-        timeout_s = self._settings.agent.drain_timeout_s
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + self._drain_limit_s
         unfinished = 0
         for component in self._components:
             start_s = time.monotonic()
             left = component.drain(max(0.0, deadline_s - start_s))
             unfinished += left
             if left:
-                _logger.error(
-                    "%s: %d items are unfinished after %.1f s; %s",
-                    type(component).__name__,
-                    left,
-                    time.monotonic() - start_s,
-                    component.explain_unfinished(),
-                )
+                text = f"{type(component).__name__}: {left} items are unfinished after "
+                text += f"{time.monotonic() - start_s:.1f} s; {component.explain_unfinished()}"
+                _logger.error("%s", text)
+                self._lost += [text] if self._max_drain_s else []
         return unfinished
 
     def _accept_environment(self, environ: Mapping[str, str]) -> None:

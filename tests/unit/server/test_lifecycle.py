@@ -170,7 +170,7 @@ class FakeComponent(Component):
         max_stop_s: float = 60.0,
     ) -> None:
         self.on_start, self.on_drain, self.max_stop_s = on_start, on_drain, max_stop_s
-        self.stopped = 0
+        self.stopped = self.finished = 0
         self.given: list[DaemonSettings] = []
 
     def start(self) -> None:
@@ -178,6 +178,9 @@ class FakeComponent(Component):
 
     def drain(self, timeout_s: float) -> int:
         return self.on_drain()
+
+    def count_finished(self) -> int:
+        return self.finished
 
     def stop(self) -> None:
         self.stopped += 1
@@ -238,8 +241,12 @@ def reread(environ: object) -> DaemonSettings:
     raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
 
 
-def run_process(components: list[FakeComponent], server: FakeServer) -> int:
-    daemon_run = lifecycle.DaemonRun(components, server, settings=SETTINGS, reread=reread)
+def run_process(
+    components: list[FakeComponent], server: FakeServer, *, max_drain_s: float = 0.0
+) -> int:
+    daemon_run = lifecycle.DaemonRun(
+        components, server, settings=SETTINGS, reread=reread, max_drain_s=max_drain_s
+    )
     return daemon_run.run()
 
 
@@ -254,6 +261,59 @@ def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     assert "the stop does not end" in caplog.text
     assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
     release.set()
+
+
+def test_end_is_waited_for_while_something_is_finished_up_to_its_limit():
+    """With 30 s between items, 100 s without one are too many; so is an end of 200 s."""
+    watch = lifecycle.EndWatch(1000.0, idle_s=100.0, limit_s=200.0)
+    assert not any(watch.is_overdue(each, now_s=1000.0 + 30 * each) for each in range(7))
+    assert watch.is_overdue(7, now_s=1210.0)
+    watch = lifecycle.EndWatch(1000.0, idle_s=100.0, limit_s=900.0)
+    assert not watch.is_overdue(1, now_s=1090.0)
+    assert not watch.is_overdue(1, now_s=1180.0)
+    assert watch.is_overdue(1, now_s=1190.0)
+
+
+def test_process_that_ends_with_its_job_exits_when_it_finishes_nothing(exits, caplog):
+    release = threading.Event()
+    hanging = FakeComponent(on_drain=lambda: int(release.wait(60)), max_stop_s=0.2)
+    with pytest.raises(ProcessExit):
+        run_process([hanging], FakeServer(), max_drain_s=600)
+    assert exits == [1]
+    release.set()
+
+
+def test_process_that_ends_with_its_job_fails_when_something_is_left(exits, caplog):
+    """Nobody continues its work, so what is left is lost, and the last line of its log says it."""
+    caplog.set_level("INFO")
+    assert run_process([FakeComponent(on_drain=lambda: 3)], FakeServer(), max_drain_s=600) == 1
+    assert run_process([FakeComponent(on_drain=lambda: 3)], FakeServer()) == 0
+    stops = [each for each in caplog.messages if each.startswith("stopped")]
+    assert stops[0].startswith("stopped; not finished: FakeComponent: 3 items are unfinished")
+    assert stops[1] == "stopped"
+
+
+def test_wait_goes_on_while_something_is_finished():
+    left, given = [5, 4, 3], []
+
+    def wait(timeout_s: float) -> int:
+        given.append(timeout_s)
+        return left.pop(0)
+
+    counts = iter([0, 1, 1, 2, 2, 2])
+    found = lifecycle.wait_while_finishing(
+        wait, lambda: next(counts), idle_s=7.0, left_s=lambda: 60.0
+    )
+    assert (found, given) == (3, [7.0] * 3)
+
+
+def test_wait_ends_at_its_limit_though_something_is_finished():
+    times = iter([2.0, 0.0])
+    counts = iter(range(9))
+    found = lifecycle.wait_while_finishing(
+        lambda _: 4, lambda: next(counts), idle_s=7.0, left_s=lambda: next(times)
+    )
+    assert found == 4
 
 
 def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplog):

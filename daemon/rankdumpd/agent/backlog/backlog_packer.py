@@ -199,11 +199,17 @@ class BacklogPacker:
         """Note that there are more files."""
         self._work.set()
 
-    def finish(self, timeout_s: float) -> None:
-        """Pack all files at the agent's priority, for at most that time."""
+    @property
+    def finished(self) -> int:
+        """Number of files that were packed."""
+        return self._packed[0]
+
+    def finish(self, timeout_s: float) -> int:
+        """Pack all files at the agent's priority, for at most that time; return how many wait."""
         self._is_finishing = True
         with self._changed:
             self._changed.wait_for(lambda: not self._goes_on(), timeout_s)
+        return self._ledger.unpacked.sums[0]
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other files to the next process; return whether the thread has ended."""

@@ -26,6 +26,8 @@ class QueueBudget:
         """Bytes in flight."""
         self.items = 0
         """Frames in flight."""
+        self.finished = 0
+        """How often frames were released."""
         self._growing: dict[object, int] = {}
         """Bytes of incomplete frames by owner, the oldest first."""
         self._closed = False
@@ -91,6 +93,7 @@ class QueueBudget:
         with self._changed:
             self.used_bytes -= cost_bytes
             self.items -= items
+            self.finished += 1
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> int:

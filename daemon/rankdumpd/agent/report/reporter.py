@@ -312,16 +312,20 @@ class CoordinatorReporter:
             self._changed.wait_for(lambda: self._is_flushed(failures), timeout_s)
             return self._count_waiting()
 
+    @property
+    def finished(self) -> int:
+        """Number up to which the coordinator has everything."""
+        return self._received
+
     def leave(self, folder: str) -> None:
-        """Log which items stay in the ledger for the next agent."""
+        """Log which items stay in the ledger for the next agent; none does without a folder."""
         items = self._count_waiting() if self._address else 0
         if items:
             outage = self._outage
             waits = f"messages waiting: {items:,}"
             message = self._describe_outage(outage) if outage else waits
-            _logger.warning(
-                "%s; they stay in %s until an agent starts there again", message, folder
-            )
+            stay = f"they stay in {folder} until an agent starts there again"
+            _logger.warning("%s; %s", message, stay if folder else "they are lost")
 
     def stop(self) -> None:
         """Stop the thread at once; may be called again."""

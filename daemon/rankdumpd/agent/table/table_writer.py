@@ -149,6 +149,7 @@ class TableWriter:
         self._work = threading.Event()
         self._process: TableProcess | None = None
         self._is_finishing = self._is_idle = False
+        self._written = 0
 
     def start(self) -> None:
         """Start the thread, where pyarrow is installed."""
@@ -162,8 +163,13 @@ class TableWriter:
         self._ledger.unindexed.is_kept = True
         self._thread.start()
 
-    def finish(self, timeout_s: float) -> None:
-        """Write all rows, for at most that time."""
+    @property
+    def finished(self) -> int:
+        """How often rows of a tree were written."""
+        return self._written
+
+    def finish(self, timeout_s: float) -> int:
+        """Write all rows, for at most that time; return 1 if some wait."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_idle, self._is_finishing = False, True
@@ -171,8 +177,9 @@ class TableWriter:
             while self._thread.is_running and not self._is_idle:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    return
+                    return 1
                 self._changed.wait(min(left_s, CHECK_INTERVAL_S))
+        return 0
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other rows to the next process; return whether the thread has ended."""
@@ -274,6 +281,7 @@ class TableWriter:
         for problem in answer.problems:
             _logger.error("table of statistics: %s", problem)
         self._ledger.unindexed.delete(rows)
+        self._written += 1
         self._counters.add("rankdump_agent_table_rows_total", answer.rows)
         self._note_success(root)
         return True

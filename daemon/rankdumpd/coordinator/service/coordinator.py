@@ -191,6 +191,8 @@ class JobCoordinator(Component):
         self._publisher: IterationPublisher | None = None
         # Held while publishing and writing the state; never while a report is added.
         self._publishing_lock = threading.Lock()
+        self._is_draining = False
+        """Whether `drain` publishes, in place of the thread."""
         self._next_search_s = 0.0
         """Time at which the next search for alarms is due."""
         self._thread = BackgroundThread(self._run, "rankdumpd-coordinator")
@@ -236,13 +238,23 @@ class JobCoordinator(Component):
         if self._state_writer is None or self._publisher is None:
             return 0
         deadline_s = time.monotonic() + timeout_s
-        lost = self._publisher.lost
+        lost, self._is_draining = self._publisher.lost, True
         with self._publishing_lock:
             while self._publisher.publish_next(every=self._ends_with_job):
                 if time.monotonic() >= deadline_s:
                     break
             self._state_writer.write_changes()
         return self._store.backlog + self._publisher.lost - lost
+
+    def explain_unfinished(self) -> str:
+        """Return what becomes of the iterations that `drain` left, for the log."""
+        if self._ends_with_job:
+            return "their order is lost, because the coordinator ends with its job"
+        return "the next coordinator publishes those that it or the agents still have"
+
+    def count_finished(self) -> int:
+        """Return a number that grows with each iteration that is published, or cannot be."""
+        return self._publisher.finished if self._publisher else 0
 
     def stop(self) -> None:
         """Stop at once; agents keep items that were not acknowledged. May be repeated."""
@@ -363,6 +375,10 @@ class JobCoordinator(Component):
         for view in self._store.list_unpublished(job_id)[1]:
             yield from merge_iteration(view).findings
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._is_draining or self._thread.is_stopping
+
     def _run(self) -> None:
         retire_s = time.monotonic()
         while not self._thread.wait(_WORK_INTERVAL_S):
@@ -388,7 +404,8 @@ class JobCoordinator(Component):
         if self._state_writer is None or self._publisher is None:
             return
         with self._publishing_lock:
-            while not self._thread.is_stopping and self._publisher.publish_next():
+            # The thread hands over to a drain after the iteration that it is publishing.
+            while not self._is_stopping and self._publisher.publish_next():
                 # Alarms are searched in between, because publishing may take long.
                 self._search_alarms()
             self._state_writer.write_changes()

@@ -299,6 +299,8 @@ class IterationPublisher:
         self._retries = RetrySchedule(MIN_PUBLISH_RETRY_S, MAX_PUBLISH_RETRY_S)
         self.lost = 0
         """Number of iterations that could not be published."""
+        self.finished = 0
+        """Number of attempts to publish an iteration that have ended."""
 
     def start(self) -> None:
         """Start merging ahead."""
@@ -325,7 +327,11 @@ class IterationPublisher:
         view = self._next_due(now_s, every=every) or self._store.take_next_ready(
             now_s=now_s, every=every
         )
-        return view is not None and self._publish(view)
+        if view is None:
+            return False
+        self._publish(view)
+        self.finished += 1
+        return True
 
     def _next_due(self, now_s: float, *, every: bool) -> IterationView | None:
         """Return a delayed iteration that is to be attempted again."""
@@ -335,12 +341,12 @@ class IterationPublisher:
                 return delayed.view
         return None
 
-    def _publish(self, view: IterationView) -> bool:
+    def _publish(self, view: IterationView) -> None:
         try:
             result = self._write(view)
         except ExhaustedError as error:
             self._postpone(view, str(error))
-            return True
+            return
         except Exception as error:
             # A failure of one iteration must not prevent the publication of others.
             _logger.exception(
@@ -361,7 +367,6 @@ class IterationPublisher:
             _logger.warning(
                 "job %s: its order can be written again", view.job_id, extra={"job": view.job_id}
             )
-        return True
 
     def _postpone(self, view: IterationView, reason: str) -> None:
         before = self._delayed.get(view.job_id)
