@@ -385,7 +385,7 @@ class DumpAgent(Component):
 
     def count_finished(self) -> int:
         """Return how many frames, reports, packed files and rows of tables are finished."""
-        parts = self._budget, self._reporter, self._backlog, self._table
+        parts = self._budget, self._actions, self._reporter, self._backlog, self._table
         return sum(part.finished for part in parts)
 
     def explain_unfinished(self) -> str:

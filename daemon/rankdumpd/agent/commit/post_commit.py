@@ -238,6 +238,8 @@ class PostCommitActions:
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
         """The iteration whose operators are being joined, by session."""
+        self.finished = 0
+        """How many frames were applied, and parts of tables were written: a batch may take long."""
 
     def apply_due(self, session: RankSession) -> bool:
         """Apply the frames up to the watermark, then acknowledge; return whether all is done.
@@ -324,6 +326,7 @@ class PostCommitActions:
             if declared is None:
                 return True
             self._apply(session, declared)
+            self.finished += 1
         return False
 
     def _next_due(self, session: RankSession) -> MetadataFrame | None:
@@ -389,6 +392,7 @@ class PostCommitActions:
                 for sentence in tables.add(iter_committed_rows(found, session)):
                     session.add_finding(sentence)
                 session.tabulated_to = reached
+                self.finished += 1
 
     def _end_iteration(
         self,
