@@ -180,6 +180,10 @@ class IterationView:
     lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
     """Ranks whose session was lost before they ended it; true for those whose process is known to
     have ended, and of which every event is known."""
+    went_on: frozenset[int] = frozenset()
+    """Those of them that are known to have begun another iteration after this one."""
+    told: frozenset[int] = frozenset()
+    """Those of them whose end is a finding of another iteration."""
     raised: Mapping[int, int] = field(default_factory=dict[int, int])
     """Ranks whose session an error ended, and the iteration in which it did."""
     provisional: bool = False

@@ -43,12 +43,12 @@ class EventGaps:
 
 def list_ended_ranks(view: IterationView) -> list[int]:
     """Return the ranks that ended before they had finished the iteration."""
-    return sorted(view.lost.keys() - view.spans.keys() - view.excluded)
+    return sorted(view.lost.keys() - view.spans.keys() - view.excluded - view.went_on)
 
 
 def is_unfinished(view: IterationView, rank: int) -> bool:
     """Return whether a rank may still execute something of the iteration."""
-    if rank in view.spans:
+    if rank in view.spans or rank in view.went_on:
         return False
     return view.provisional or rank in view.late or view.late_count > len(view.late)
 
@@ -68,7 +68,8 @@ def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
             found = _find_holes(positions, span)
             if found:
                 holes[rank] = found
-    return EventGaps(holes, frozenset(r for r in list_ended_ranks(view) if not view.lost[r]))
+    open_ranks = {rank for rank, is_known in view.lost.items() if not is_known}
+    return EventGaps(holes, frozenset(open_ranks - view.spans.keys() - view.excluded))
 
 
 def _find_holes(positions: EventColumn, span: PositionRange) -> tuple[PositionRange, ...]:

@@ -346,7 +346,8 @@ def _collect_cases(events: Mapping[int, Sequence[EventColumns]]) -> _RanksByCase
 def build_ended_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
 ) -> Iterator[Finding]:
-    """Yield a finding for each rank that ended within the iteration or is missing because of it.
+    """Yield a finding for each rank that ended within the iteration or is missing because of it,
+    unless another iteration has one.
 
     The rank that ended first comes first.
     """
@@ -354,7 +355,8 @@ def build_ended_findings(
     ended = [
         rank
         for rank in list_ended_ranks(view)
-        if rank in table.ranks or rank in missed or _is_expected(table, view, rank)
+        if rank not in view.told
+        and (rank in table.ranks or rank in missed or _is_expected(table, view, rank))
     ]
     for rank in sorted(ended, key=lambda rank: (_find_last_time(table, rank), rank)):
         calls = missed.get(rank, ())

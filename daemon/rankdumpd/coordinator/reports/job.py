@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -38,7 +38,11 @@ from rankdumpd.coordinator.fleet_views import (
     PublishedOffsets,
     ReportedRankCoverage,
 )
-from rankdumpd.coordinator.reports.job_progress import PublishedIterations, RankRegistry
+from rankdumpd.coordinator.reports.job_progress import (
+    ProgramPlace,
+    PublishedIterations,
+    RankRegistry,
+)
 from rankdumpd.coordinator.state import (
     BalanceRow,
     FindingRow,
@@ -178,6 +182,8 @@ class ReportedJob:
         """The call that each rank waits in."""
         self.standing: tuple[Finding, ...] = ()
         """Findings about such calls that do not end, in iterations that are not published."""
+        self.told_ends: set[tuple[int, int]] = set()
+        """Ranks whose end is a published finding, with how often each had started over before."""
         self.findings: list[Finding] = []
         self.more_findings = 0
         self.freezes = JobFreezes()
@@ -296,6 +302,9 @@ class ReportedJob:
             self._enter_run(rank, start, source.session_id)
         run = self.published.run
         for iteration, whole in parts:
+            if len(whole):
+                last = int(whole.columns["position"].max())
+                self.ranks.note_place(source.session_id, last, iteration)
             part = self.published.select_unknown(iteration, rank, start, whole)
             if not len(part) and not part.unseen:
                 continue
@@ -407,9 +416,15 @@ class ReportedJob:
         self.offsets, self.hint_state = result.offsets, result.hint_state
         for finding in result.findings:
             self._add_finding(finding)
+            if finding.kind is FindingKind.ENDED_RANK:
+                self.told_ends.update((r, self.find_start(pending, r)) for r in finding.ranks)
         self.rows["settled"] = JobResultRow(
             self.job_id, self.offsets, self.hint_state, self.more_findings
         )
+
+    def find_start(self, pending: PendingIteration, rank: int) -> int:
+        """Return how often a rank of an iteration had started over before."""
+        return pending.starts.get(rank, self.ranks.count_earlier_starts(rank))
 
     def list_unpublished(self) -> list[PendingIteration]:
         """Return the unpublished iterations in the order of their publication."""
@@ -473,6 +488,46 @@ class ReportedJob:
         return known
 
 
+def _find_ranks_that_went_on(job: ReportedJob, pending: PendingIteration) -> frozenset[int]:
+    """Return the ranks that are known to have begun another iteration after this one."""
+    return frozenset(
+        rank
+        for rank, last in job.ranks.list_last_places(pending.starts).items()
+        if last.iteration != pending.iteration
+        and (
+            last.position > pending.last_positions[rank]
+            if rank in pending.last_positions
+            else last.iteration > pending.iteration
+        )
+    )
+
+
+def _find_told_ends(
+    job: ReportedJob, pending: PendingIteration, lost: Iterable[int]
+) -> frozenset[int]:
+    """Return the lost ranks whose end is, or will be, a finding of another iteration."""
+    places = job.ranks.list_last_places(pending.starts)
+    return frozenset(
+        rank
+        for rank in lost
+        if (rank, job.find_start(pending, rank)) in job.told_ends
+        or (rank in places and _is_told_by_another(job, pending, rank, places[rank]))
+    )
+
+
+def _is_told_by_another(
+    job: ReportedJob, pending: PendingIteration, rank: int, last: ProgramPlace
+) -> bool:
+    """Return whether an unpublished iteration is the one that a rank ended in."""
+    start = job.find_start(pending, rank)
+    return any(
+        each.iteration == last.iteration != pending.iteration
+        and each.starts.get(rank) == start
+        and rank not in job.ranks.list_spans(each.iteration)
+        for each in job.list_unpublished()
+    )
+
+
 _MAX_LATE_RANKS = 8
 
 
@@ -484,6 +539,7 @@ def build_iteration_view(
     # What is known of the ranks now does not apply to an iteration of an earlier run.
     is_over = pending.run != job.published.run
     finished = set(range(ranks.world_size)) if is_over else ranks.find_finished(pending.iteration)
+    lost = ranks.list_lost(pending.starts)
     late = (rank for rank in range(ranks.world_size) if rank not in finished)
     return IterationView(
         job_id=job.job_id,
@@ -496,7 +552,9 @@ def build_iteration_view(
         spans={} if is_over else ranks.list_spans(pending.iteration),
         clocks=clocks,
         stalls=dict(ranks.stalls),
-        lost=ranks.list_lost(pending.starts),
+        lost=lost,
+        went_on=_find_ranks_that_went_on(job, pending) & lost.keys() if lost else frozenset(),
+        told=_find_told_ends(job, pending, lost),
         raised=ranks.list_raised(pending.starts),
         provisional=provisional,
         attempt=pending.attempt,

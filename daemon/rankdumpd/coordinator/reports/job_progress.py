@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from rankdump._core.events import OPEN_END_POSITION, EventColumns, Finding, FindingKind
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
@@ -17,6 +18,13 @@ MAX_BALANCES = 20_000
 """Balances of a job that are kept in memory to be shown; the state has all of them."""
 MAX_COMPLETE_BALANCES = 200_000
 """Balances of unpublished iterations; those of ranks without events are never published."""
+
+
+class ProgramPlace(NamedTuple):
+    """A place in the program of a rank; positions rise from one iteration to the next."""
+
+    position: int
+    iteration: int
 
 
 class RankRegistry:
@@ -42,6 +50,8 @@ class RankRegistry:
         self._starts: dict[str, int] = {}
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
+        self._last_places: dict[str, ProgramPlace] = {}
+        """The last place that each session has reported."""
         self._elastic_attempt = 0
         """Latest attempt of a launcher that restarts all ranks together."""
 
@@ -87,6 +97,8 @@ class RankRegistry:
     def restore_balance(self, status: IterationStatus) -> None:
         """Restore a balance that its agent will report again; until then it does not count."""
         self.balances[status.session_id, status.iteration] = status
+        if status.last_position:
+            self.note_place(status.session_id, status.last_position, status.iteration)
         if len(self.balances) > MAX_BALANCES:
             del self.balances[next(iter(self.balances))]
             self.forgotten_balances += 1
@@ -202,6 +214,19 @@ class RankRegistry:
             session.rank: session.last_events_known
             for session in self._iter_newest_sessions(starts)
             if session.state is SessionState.LOST
+        }
+
+    def note_place(self, session_id: str, position: int, iteration: int) -> None:
+        """Note that a session has reported a position of its program, in an iteration."""
+        place = ProgramPlace(position, iteration)
+        self._last_places[session_id] = max(place, self._last_places.get(session_id, place))
+
+    def list_last_places(self, starts: Mapping[int, int]) -> dict[int, ProgramPlace]:
+        """Return the last place that each rank has reported; `starts` as above."""
+        return {
+            session.rank: self._last_places[session.session_id]
+            for session in self._iter_newest_sessions(starts)
+            if session.session_id in self._last_places
         }
 
     def list_raised(self, starts: Mapping[int, int]) -> dict[int, int]:
