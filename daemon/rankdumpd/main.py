@@ -99,6 +99,7 @@ def agent(
         override,
         check=check_agent_settings,
         reports_to=lambda own: own.agent.coordinator,
+        listens=lambda own: own.agent.listen,
     )
 
 
@@ -113,6 +114,7 @@ def coordinator(config: Path | None, check_config: bool) -> None:
         serve_coordinator,
         check=check_coordinator_settings,
         reports_to=lambda _: "",
+        listens=lambda own: own.coordinator.listen,
     )
 
 
@@ -165,6 +167,7 @@ def standalone(
         override,
         check=check_agent_settings,
         reports_to=lambda _: "",
+        listens=lambda own: own.agent.listen,
     )
 
 
@@ -264,6 +267,7 @@ def _execute(
     who: str = "",
     check: Callable[[DaemonSettings], None] = lambda _: None,
     reports_to: Callable[[DaemonSettings], str] | None = None,
+    listens: Callable[[DaemonSettings], str] = lambda _: "",
     is_daemon: bool = True,
 ) -> None:
     """Check or serve; without `reports_to` only the settings are checked.
@@ -281,7 +285,8 @@ def _execute(
     with _exit_on_error(who) as errors:
         settings = reread(os.environ)
         coordinator = None if reports_to is None else reports_to(settings)
-        warnings = [] if coordinator is None else _collect_warnings(settings, coordinator)
+        listen = listens(settings)
+        warnings = [] if coordinator is None else _collect_warnings(settings, coordinator, listen)
         if check_only:
             sys.exit(_check_settings(settings, warnings, coordinator or ""))
         logs.set_up_logging(settings.log, os.environ, who=who)
@@ -292,11 +297,13 @@ def _execute(
             sys.exit(serve(settings, reread))
 
 
-def _collect_warnings(settings: DaemonSettings, coordinator: str) -> list[StartWarning]:
-    ignored = describe_ignored_variables(os.environ)
+def _collect_warnings(
+    settings: DaemonSettings, coordinator: str, listen: str
+) -> list[StartWarning]:
+    ignored, own = describe_ignored_variables(os.environ), (listen, settings.metrics.listen)
     return [
         *map(StartWarning, ignored),
-        *check_certificates(settings.tls, reports_to=coordinator),
+        *check_certificates(settings.tls, reports_to=coordinator, listens=own),
     ]
 
 

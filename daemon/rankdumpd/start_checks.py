@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rankdumpd.agent.shm.slab_folder import find_group_id
 from rankdumpd.ingest.folder import check_separate_folders
 from rankdumpd.server.grpc_server import check_address
 from rankdumpd.server.metrics_page import parse_metrics_address
-from rankdumpd.server.tls import check_key_pair
+from rankdumpd.server.tls import check_key_pair, check_server_files
 from rankdumpd.settings import AgentSettings, DaemonSettings, TlsSettings
 from rankdumpd.workers.supervisor import build_worker_address
 
@@ -92,14 +92,19 @@ class StartWarning:
     """Whether the problem may pass without a change by an operator."""
 
 
-def check_certificates(tls: TlsSettings, *, reports_to: str = "") -> Iterator[StartWarning]:
+def check_certificates(
+    tls: TlsSettings, *, reports_to: str = "", listens: Iterable[str] = ()
+) -> Iterator[StartWarning]:
     """Yield the problems of certificates; ConfigError when files cannot be used.
 
-    `reports_to` is the address of a coordinator, which accepts reports from the role `agent` only.
+    `reports_to` is the address of a coordinator, which accepts reports from the role `agent` only;
+    `listens` are the addresses of this process's own servers.
     """
     if not tls.on:
         return
     roles = check_key_pair(tls)
+    if any(address and not is_socket_address(address) for address in listens):
+        check_server_files(tls)
     fault = find_credentials_fault(TlsCredentials(tls.ca, tls.certificate, tls.key))
     if fault:
         yield StartWarning(fault)

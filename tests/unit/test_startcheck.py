@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.certificate_authority import CertificateAuthority
@@ -30,7 +31,7 @@ def settings_of(shown: TlsCredentials) -> TlsSettings:
     return TlsSettings(shown.ca, shown.certificate, shown.key)
 
 
-def said(tls: TlsSettings, **more: str) -> list[str]:
+def said(tls: TlsSettings, **more: Any) -> list[str]:
     return [doubt.text for doubt in check_certificates(tls, **more)]
 
 
@@ -104,3 +105,27 @@ def test_private_key_of_other_user_gives_warning(tmp_path: Path, monkeypatch: py
         f"private key {key} belongs to user 12345, who can replace it and is accessible to others "
         f"(mode 0604): chmod 0600 {key}"
     )
+
+
+ON_TCP = ("unix:/run/a.sock", "0.0.0.0:7420")
+
+
+def test_server_for_other_hosts_needs_a_certificate_with_hosts(authority: CertificateAuthority):
+    """A start reads it as well; a process that listens on a socket alone does not need them."""
+    agent = settings_of(authority.credentials("agent"))
+    assert said(agent, listens=("unix:/run/a.sock", "")) == []
+    with pytest.raises(ConfigError, match=r"agent\.pem.*names its hosts"):
+        said(agent, listens=ON_TCP)
+
+
+def test_list_of_revoked_certificates_is_read(authority: CertificateAuthority, tmp_path: Path):
+    shown = authority.issue("server", "agent", hosts=("localhost",))
+    revoked = tmp_path / "revoked"
+    server = dataclasses.replace(settings_of(shown), revoked=str(revoked))
+    with pytest.raises(ConfigError, match=r"revoked.*a file that can be read"):
+        said(server, listens=ON_TCP)
+    revoked.write_text("abc\n")
+    with pytest.raises(ConfigError, match=r"revoked.*line 1.*fingerprint"):
+        said(server, listens=ON_TCP)
+    revoked.write_text("# none\n")
+    assert said(server, listens=ON_TCP) == []

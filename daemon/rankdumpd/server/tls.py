@@ -18,6 +18,7 @@ from rankdump._core.certificate_files import (
     compute_fingerprint,
     ignore_reload,
     read_file,
+    read_revoked_fingerprints,
 )
 from rankdump.errors import ConfigError
 from rankdumpd.settings import TlsSettings
@@ -74,6 +75,13 @@ def check_key_pair(settings: TlsSettings) -> tuple[str, ...]:
     """Return the roles of a certificate; ConfigError when files cannot be read or do not match."""
     paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
     return read_alternative_names(_load_pair(paths, *map(read_file, paths))).roles
+
+
+def check_server_files(settings: TlsSettings) -> None:
+    """Raise the ConfigError with which a server for other hosts would not start."""
+    _read_material([Path(each) for each in (settings.ca, settings.certificate, settings.key)])
+    if settings.revoked:
+        read_revoked_fingerprints(Path(settings.revoked))
 
 
 class AlternativeNames(NamedTuple):
