@@ -214,6 +214,7 @@ def ingest(
             clear=delete_source,
             codec=codec,
         )
+        machine.raise_descriptor_limit()
         machine.lower_priority(settings.agent.nice)
         return run_ingest(task, follow=follow, until_idle_s=until_idle, progress=progress)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -124,6 +125,21 @@ def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_
     assert list(source.iterdir()) == [] if delete else stored(source).keys() == files.keys()
     view = reader.status(target)
     assert all(iteration.complete and iteration.is_balanced for iteration in view.iterations)
+
+
+def test_ingest_takes_all_descriptors_that_it_may_have(tmp_path: Path):
+    source, target = tmp_path / "source", tmp_path / "tree"
+    source.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        process = start(source, "--into", target, "--follow", cli=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_for((target / ".rankdump" / "ingest.sqlite").exists, "the ingest")
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 0
 
 
 @pytest.mark.slow
