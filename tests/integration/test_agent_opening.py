@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -166,6 +167,70 @@ def test_only_losses_may_follow_a_failed_opening(make_agent, make_rank, frames):
 
     # While the balance goes from the opening to the open session, a view may lack it.
     wait_until(lambda: balances() == [(7, {"buffer_full": 7})])
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Makes the tree read-only for as long as an event is not set."""
+    writable, prepare = threading.Event(), registry.prepare_tree
+
+    def fail(session, request, now_us: int) -> None:
+        if not writable.is_set():
+            raise OSError(errno.EROFS, "Read-only file system", "/tree")
+        prepare(session, request, now_us)
+
+    monkeypatch.setattr(registry, "prepare_tree", fail)
+    return writable
+
+
+def waiting_ranks(agent) -> float:
+    name = "rankdump_agent_waiting_ranks"
+    return next(each.value for each in agent.samples() if each.name == name)
+
+
+def test_rank_and_agent_say_why_a_session_cannot_be_opened(
+    read_only, make_agent, short_dir, caplog
+):
+    """The tree is read-only. Its tensors are stored when it is not any more."""
+    agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+    plan = DumpPlan(output=OutputSettings(root=str(short_dir / "dump"), net_name="Net"))
+    session = rankdump.Session(plan, agent=agent.address)
+    dump(session, 0)
+    reason = f"output root {str(short_dir / 'dump')!r} cannot be written at present: "
+    (told,) = texts(caplog, "has not opened the session")
+    assert f"the agent at {agent.address} has not opened the session ({reason}" in told
+    assert "training continues" in told
+    assert not texts(caplog, "no agent")
+    (finding,) = agent.agent.view().findings
+    assert finding.startswith("rank 0 waits for ")
+    assert f"its session cannot be opened: {reason}" in finding
+    assert waiting_ranks(agent.agent) == 1
+    read_only.set()
+    wait_until(lambda: texts(caplog, "has opened the session"))
+    assert not agent.agent.view().findings
+    assert waiting_ranks(agent.agent) == 0
+    session.close()
+    assert not texts(caplog, "not dumped")
+
+
+def test_rank_that_ends_before_its_tree_is_writable_does_not_wait(
+    read_only, make_agent, short_dir, caplog
+):
+    """Its losses are counted by the agent, with the reason."""
+    agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
+    # A rank that waited would do so for longer than this test may take.
+    delivery = DeliverySettings(buffer_bytes=MIB, block_timeout_s=3600)
+    output = OutputSettings(root=str(short_dir / "dump"), net_name="Net")
+    session = rankdump.Session(DumpPlan(output=output, delivery=delivery), agent=agent.address)
+    dump(session, 0)
+    session.close()
+    (told,) = texts(caplog, "not dumped")
+    assert f"{COUNT} not_taken_by_agent; the agent at " in told
+    assert "cannot be written at present" in told
+    wait_until(lambda: any("gave up" in each for each in agent.agent.view().findings))
+    (finding,) = agent.agent.view().findings
+    assert "cannot be written at present" in finding
+    assert f"{COUNT} tensors are lost" in finding
 
 
 @pytest.fixture(autouse=True)

@@ -312,7 +312,7 @@ def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_p
 
 
 def test_drain_does_not_wait_until_the_thread_has_published_all(host, tmp_path, monkeypatch):
-    """The thread hands over after the iteration that it writes, so the deadline of a drain holds."""
+    """The thread hands over after the iteration that it writes, so the deadline is kept."""
     write, writing, may_write = OrderPublisher.append, threading.Event(), threading.Event()
 
     def append_later(*args, **kwargs):

@@ -393,6 +393,12 @@ class StatusView:
 _REJECTED = " rejected: "
 
 
+def describe_waiting_ranks(ranks: Collection[int], why: str, waited_s: float) -> str:
+    """Return the finding of an agent about ranks whose sessions cannot be opened at present."""
+    verb, whose = ("waits", "its session") if len(ranks) == 1 else ("wait", "their sessions")
+    return f"{name_ranks(ranks)} {verb} for {waited_s:.0f} s, and {whose} cannot be opened: {why}"
+
+
 def describe_rejection(ranks: Collection[int], why: str) -> str:
     """Return the finding of an agent that it rejected some ranks for one reason."""
     return f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}{_REJECTED}{why}"

@@ -83,6 +83,7 @@ _UNOPENED_LINKS = (
     LinkState.ABSENT,
     LinkState.UNRESPONSIVE,
     LinkState.OPENING,
+    LinkState.WAITING,
     LinkState.REJECTED,
 )
 FIRST_ANSWER_TIMEOUT_S = 5.0

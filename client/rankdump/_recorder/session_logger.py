@@ -113,7 +113,7 @@ class SessionLogger:
                 f"further ones are dropped and counted",
                 about="absent",
             )
-        elif link is LinkState.OPENING:
+        elif link in (LinkState.OPENING, LinkState.WAITING):
             self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
             self.warn_once(
                 f"{self._rank}{self._not_open}: training continues; up to "

@@ -26,7 +26,13 @@ from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.send_ring import SendRing
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import freeze_notice_from_wire
-from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
+from rankdump._wire.channel import (
+    TlsCredentials,
+    explain_unavailable,
+    is_answer,
+    make_error,
+    open_channel,
+)
 from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump._wire.session_messages import session_grant_from_wire, session_request_to_wire
 from rankdump.errors import (
@@ -169,6 +175,10 @@ def resolve_redirect(address: str, redirect: str) -> str:
     return found
 
 
+_IDLE_LINKS = (LinkState.ABSENT, LinkState.WAITING, LinkState.REJECTED)
+"""States in which nothing is sent, and an end does not wait."""
+
+
 class _SessionOpeningError(RankdumpError):
     """The agent has not opened the session yet; the text of the error is the agent's reason."""
 
@@ -268,10 +278,7 @@ class AgentClient:
             outgoing.closing = True
             buffer.renew_patience()
             outgoing.wake()
-            while buffer.items.outstanding and self.link not in (
-                LinkState.ABSENT,
-                LinkState.REJECTED,
-            ):
+            while buffer.items.outstanding and self.link not in _IDLE_LINKS:
                 away = self.link in (LinkState.AWAY, LinkState.UNRESPONSIVE)
                 allowed_s = min(patience_s, RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
                 if buffer.idle_s() > allowed_s:
@@ -285,7 +292,7 @@ class AgentClient:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
-        if self.link is LinkState.OPENING and not self.was_opened:
+        if self.link in (LinkState.OPENING, LinkState.WAITING) and not self.was_opened:
             self._report_losses()
         return self._release_slab()
 
@@ -344,12 +351,15 @@ class AgentClient:
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REJECTED, str(error))
                     return
-                link = LinkState.AWAY if self.was_opened else LinkState.ABSENT
+                unopened = LinkState.ABSENT
                 if _is_timed_out(failure):
                     error = UnavailableError(f"no answer within {OPEN_TIMEOUT_S:g} s")
-                    link = LinkState.AWAY if self.was_opened else LinkState.UNRESPONSIVE
+                    unopened = LinkState.UNRESPONSIVE
+                elif is_answer(failure):
+                    unopened = LinkState.WAITING
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
+                link = LinkState.AWAY if self.was_opened else unopened
                 if self._buffer.items.acknowledged > taken:
                     # The stream made progress before it broke, so the next attempt need not wait
                     # long.
@@ -382,7 +392,7 @@ class AgentClient:
             )
 
     def _finished(self) -> bool:
-        gone = self._abandoned or self.link in (LinkState.ABSENT, LinkState.REJECTED)
+        gone = self._abandoned or self.link in _IDLE_LINKS
         return self.closing and (gone or not self._buffer.items.outstanding)
 
     def _connect(self) -> None:
@@ -394,10 +404,10 @@ class AgentClient:
         for _ in ("here", "redirected"):
             with open_channel(address, self._credentials, CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
+                self._opening_address = address
                 answer = stub.OpenSession(request, timeout=OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
                 if grant.opening:
-                    self._opening_address = address
                     raise _SessionOpeningError(grant.opening)
                 if not grant.redirect:
                     self._push(stub, grant)

@@ -53,6 +53,10 @@ class LinkState(Enum):
     """No agent has answered in time so far; there may be one on a busy host."""
     OPENING = "opening"
     """The agent has answered but not opened the session yet, because a disk is busy."""
+    WAITING = "waiting"
+    """The agent has answered that it cannot open the session at present. Neither steps nor the end of
+    the job wait for it.
+    """
     UP = "up"
     AWAY = "away"
     """The connection was lost."""

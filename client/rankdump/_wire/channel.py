@@ -275,6 +275,17 @@ def get_status_code(error: RankdumpError) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
+ANSWERED_KEY = "rankdump-answered"
+"""Trailing metadata of each error that is the answer of a server; earlier servers have none."""
+
+
+def is_answer(failure: BaseException) -> bool:
+    """Return whether a failed call was answered, and is not the failure of a connection."""
+    if not isinstance(failure, grpc.Call):
+        return False
+    return any(key == ANSWERED_KEY for key, _ in failure.trailing_metadata() or ())
+
+
 def make_error(failure: grpc.RpcError) -> RankdumpError:
     """Return the error that a failed call means for its caller."""
     if not isinstance(failure, grpc.Call):

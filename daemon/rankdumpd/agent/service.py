@@ -457,7 +457,8 @@ class DumpAgent(Component):
 
     def samples(self) -> list[MetricSample]:
         """Return the metric samples of this moment."""
-        return self._overview.samples()
+        waiting = MetricSample("rankdump_agent_waiting_ranks", self._openings.waiting_ranks)
+        return [*self._overview.samples(), waiting]
 
     def _make_reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
         return PushStreamReader(

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
-from rankdump._wire.channel import get_status_code
+from rankdump._wire.channel import ANSWERED_KEY, get_status_code
 from rankdump.errors import ConfigError, RankdumpError, RetryableError, UnavailableError
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.logs import RecentTexts
@@ -297,4 +297,5 @@ def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> G
             level = logging.INFO if _recent_failures.is_new(text) else logging.DEBUG
         _logger.log(level, "%s", text)
         counters.add(REFUSED_CALLS_METRIC, code=code.name)
+        context.set_trailing_metadata(((ANSWERED_KEY, "1"),))
         context.abort(code, str(error))

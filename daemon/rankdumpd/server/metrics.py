@@ -132,6 +132,9 @@ _AGENT_METRICS = {
     "sessions": _gauge(
         "Sessions that the agent knows, by state.", state=[each.value for each in SessionState]
     ),
+    "waiting_ranks": _gauge(
+        "Ranks whose sessions cannot be opened at present, and that try again."
+    ),
     "disk_free_bytes": _gauge(
         "Free space on the disk of a dump tree.", MetricAggregation.LEAST, root=()
     ),

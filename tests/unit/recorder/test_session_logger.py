@@ -70,6 +70,11 @@ def test_warnings_are_limited(caplog, monkeypatch):
             ["no agent at unix:/a (why)", "the agent at unix:/a answers now"],
         ),
         (
+            [LinkState.WAITING, LinkState.WAITING, LinkState.UP],
+            False,
+            ["the agent at unix:/a has not opened the session (why)", "the agent at unix:/a has"],
+        ),
+        (
             [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,
             ["the agent at unix:/a has not opened the session (why)", "the agent at unix:/a has"],

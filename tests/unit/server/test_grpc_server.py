@@ -180,6 +180,8 @@ class AbortedCallError(Exception):
 class CallContext:
     """The part of a call that ends it."""
 
+    def set_trailing_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None: ...
+
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         raise AbortedCallError(code, details)
 

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionGrant, SessionRequest
@@ -22,8 +22,15 @@ from rankdump._core.status import (
     SessionState,
     SessionStatus,
     describe_rejection,
+    describe_waiting_ranks,
 )
-from rankdump.errors import ExhaustedError, ProtocolError, RankdumpError, RejectedError
+from rankdump.errors import (
+    ExhaustedError,
+    ProtocolError,
+    RankdumpError,
+    RejectedError,
+    RetryableError,
+)
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.declarations import read_lost_tensors, read_metadata_frame
 from rankdumpd.agent.records import FrameId
@@ -79,6 +86,8 @@ RESULT_RETENTION_S = 120.0
 """Time for which the result of a finished opening is kept for its rank."""
 FINDING_RETENTION_S = 86400.0
 """Time for which a failed opening whose rank gave up, or was rejected, is a finding."""
+WAITING_RETENTION_S = 30.0
+"""Time for which a rank whose session could not be opened waits: it tries again every 5 s."""
 MAX_OPENINGS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -99,6 +108,16 @@ class _SessionOpening:
     balance: FinalBalance | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _WaitingRank:
+    """A rank whose session could not be opened, and that tries again."""
+
+    since_s: float
+    """Time of its first attempt."""
+    tried_s: float
+    why: str
+
+
 class SessionOpenings:
     """At most one opening for each session; safe to use from several threads."""
 
@@ -113,6 +132,14 @@ class SessionOpenings:
         self._openings: dict[str, _SessionOpening] = {}
         self._rejected: dict[tuple[str, int], tuple[float, str]] = {}
         """When and why the last opening of a rank was rejected, by job and rank."""
+        self._waiting: dict[tuple[str, int], _WaitingRank] = {}
+
+    @property
+    def waiting_ranks(self) -> int:
+        """Number of ranks whose sessions cannot be opened at present."""
+        with self._lock:
+            self._forget()
+            return len(self._waiting)
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Return the grant, or that the opening is in progress; raise the error of `open_one`."""
@@ -156,15 +183,16 @@ class SessionOpenings:
 
     def findings(self) -> list[str]:
         """Return the sessions that take long to open, or were not open in time, and the ranks that
-        were rejected.
+        were rejected or wait.
         """
         now_s = time.monotonic()
         with self._lock:
             self._forget()
             openings = list(self._openings.values())
             rejected = [(job, rank, why) for (job, rank), (_, why) in self._rejected.items()]
+            waiting = dict(self._waiting)
         opening = [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
-        return opening + _describe_rejections(rejected)
+        return opening + _describe_rejections(rejected) + _describe_waiting(waiting, now_s)
 
     def _get_or_begin(
         self, request: SessionRequest, balance: FinalBalance | None = None
@@ -200,6 +228,7 @@ class SessionOpenings:
             opening.over_s = time.monotonic()
             balance, late = opening.balance, opening.late
             self._note_rejection(opening)
+            self._note_waiting(opening)
             if balance and not opening.error:
                 self._openings.pop(request.session_id, None)
             opening.done.set()
@@ -226,6 +255,16 @@ class SessionOpenings:
             if len(self._rejected) > MAX_OPENINGS:
                 del self._rejected[next(iter(self._rejected))]
 
+    def _note_waiting(self, opening: _SessionOpening) -> None:
+        place = opening.request.job_id, opening.request.rank
+        before = self._waiting.pop(place, None)
+        # A rank with a balance has given up.
+        if isinstance(opening.error, RetryableError) and not opening.balance:
+            since_s = before.since_s if before is not None else opening.since_s
+            self._waiting[place] = _WaitingRank(since_s, opening.over_s, str(opening.error))
+            if len(self._waiting) > MAX_OPENINGS:
+                del self._waiting[next(iter(self._waiting))]
+
     def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
         request, since_s = opening.request, time.monotonic() - opening.since_s
         with self._lock:
@@ -245,6 +284,20 @@ class SessionOpenings:
         for place, (rejected_s, _) in list(self._rejected.items()):
             if now_s - rejected_s > FINDING_RETENTION_S:
                 del self._rejected[place]
+        for place, each in list(self._waiting.items()):
+            if now_s - each.tried_s > WAITING_RETENTION_S:
+                del self._waiting[place]
+
+
+def _describe_waiting(waiting: Mapping[tuple[str, int], _WaitingRank], now_s: float) -> list[str]:
+    """Return a sentence for the ranks of a job that wait for one reason."""
+    ranks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for (job_id, rank), each in waiting.items():
+        ranks[job_id, each.why].append(rank)
+    return [
+        describe_waiting_ranks(found, why, now_s - min(waiting[job_id, r].since_s for r in found))
+        for (job_id, why), found in ranks.items()
+    ]
 
 
 def _describe_rejections(rejected: Iterable[tuple[str, int, str]]) -> list[str]:
