@@ -56,24 +56,58 @@ def check(file: Path, as_json: bool) -> int:
 
 
 def find_tree_fault(plan: DumpPlan) -> str:
-    """Return why the tree of a plan cannot be written on this host, as a clause; empty if it can.
+    """Return why the tree of a plan cannot be written on this host, as a clause; empty if nothing
+    says so.
 
-    A folder is made for a moment beside what there is of the tree: permissions say nothing of a
-    disk that takes no files.
+    Nothing is written, so the mount and the permissions of the nearest folder that exists decide.
+    They do not tell what a network disk or one like /proc refuses only when it is asked, which
+    `try_tree` does.
     """
-    if not plan.enabled and not plan.black_box.steps:
+    if not _has_tree(plan):
         return ""
     root = Path(plan.output.root)
     folder = root
     try:
         while not folder.exists():
             folder = folder.parent
+        reason = _find_folder_fault(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    return f"tree {root} cannot be written: {folder}: {reason}" if reason else ""
+
+
+def try_tree(plan: DumpPlan) -> str:
+    """Return why the tree of a plan cannot be written on this host, as a clause; empty if it can.
+
+    A folder is made for a moment beside what there is of the tree, as the job is about to do.
+    """
+    fault = find_tree_fault(plan)
+    if fault or not _has_tree(plan):
+        return fault
+    root = Path(plan.output.root)
+    folder = next(each for each in (root, *root.parents) if each.exists())
+    try:
         with tempfile.TemporaryDirectory(prefix=".rankdump-", dir=folder):
             return ""
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return ""  # a daemon waits for space
         return f"tree {root} cannot be written: {folder}: {error.strerror}"
+
+
+def _has_tree(plan: DumpPlan) -> bool:
+    return plan.enabled or plan.black_box.steps > 0
+
+
+def _find_folder_fault(folder: Path) -> str:
+    if not folder.is_dir():
+        return os.strerror(errno.ENOTDIR)
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    # The identity that would write is the effective one.
+    own = os.access in os.supports_effective_ids
+    may_write = os.access(folder, os.W_OK | os.X_OK, effective_ids=own)
+    return "" if may_write else os.strerror(errno.EACCES)
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:

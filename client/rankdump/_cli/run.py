@@ -24,7 +24,7 @@ from rankdump._analysis.reader.job_sentences import (
     format_urgent_hints,
 )
 from rankdump._analysis.reader.rank_tallies import format_status_sentences, sum_iterations
-from rankdump._cli.config import find_tree_fault
+from rankdump._cli.config import try_tree
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
@@ -273,7 +273,7 @@ def _run_collected(
     """Run a job beside a daemon, print what was collected, and return the code of the job."""
     plan = _load_plan(environ)
     if plan is not None:
-        fault = find_tree_fault(plan)
+        fault = try_tree(plan)
         if fault:
             raise click.UsageError(fault)
         print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -210,11 +211,25 @@ def test_config_without_a_command_is_an_error_in_one_line(capsys):
     assert capsys.readouterr().err == "rankdump: Missing command.\n"
 
 
-def test_check_warns_of_a_tree_that_cannot_be_written_here(tmp_path, capsys):
-    """The job may run on another host. Nothing is left where it can."""
+class MountFlags:
+    """What is known of a mount."""
+
+    f_flag = os.ST_RDONLY
+
+
+def test_check_warns_of_a_tree_that_cannot_be_written_here(tmp_path, capsys, monkeypatch):
+    """The job may run on another host."""
     (tmp_path / "file").touch()
+    fixed, closed = tmp_path / "fixed", tmp_path / "closed"
+    fixed.mkdir()
+    closed.mkdir()
+    flags, access = os.statvfs, os.access
+    monkeypatch.setattr(os, "statvfs", lambda at: MountFlags() if at == fixed else flags(at))
+    allow = lambda at, *more, **names: at != closed and access(at, *more, **names)  # noqa: E731
+    monkeypatch.setattr(os, "access", allow)
     for path, fault in (
-        ("/proc/tree", "/proc: "),
+        (f"{fixed}/a/tree", f"{fixed}: Read-only file system"),
+        (f"{closed}/tree", f"{closed}: Permission denied"),
         (f"{tmp_path}/file/tree", f"{tmp_path}/file: Not a directory"),
         (f"{tmp_path}/a/tree", ""),
     ):
@@ -224,6 +239,16 @@ def test_check_warns_of_a_tree_that_cannot_be_written_here(tmp_path, capsys):
         assert fault in warned
         assert bool(warned) == bool(fault)
         assert warned.startswith(f"on this host the tree {path} cannot be written" if fault else "")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["data_dump.json", "file"]
-    disabled = written(tmp_path, path="/proc/tree", e2e={"enable": False, "trans_flag": True})
+    disabled = written(tmp_path, path=f"{fixed}/tree", e2e={"enable": False, "trans_flag": True})
     assert run_command_line(["config", "check", disabled]) == 0
+
+
+def test_check_writes_nothing(tmp_path, capsys):
+    """Where nothing of the path exists, that would be in the root of the file system."""
+    place = tmp_path / "place"
+    place.mkdir()
+    file = written(tmp_path, path=f"{place}/a/tree")
+    before = place.stat()
+    assert run_command_line(["config", "check", file]) == 0
+    assert "warning" not in said(capsys.readouterr().out)
+    assert place.stat().st_mtime_ns == before.st_mtime_ns
