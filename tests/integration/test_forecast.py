@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rankdump._cli.command_group import run_command_line
+from rankdump._core.manifest import make_manifest_name
 from rankdump._core.plan import ContentSettings
 
 
@@ -128,4 +129,19 @@ def test_run_with_require_fit_starts_only_fitting_jobs(one, short_dir, capfd):
     assert run_command_line([*asked, "--observed", str(one), *job]) == 1
     assert "the plan does not fit" in capfd.readouterr().err
     assert run_command_line(["run", "--require-fit", *job]) == 2
+    capfd.readouterr()
+    # The estimate may be too small without what a damaged manifest had.
+    damaged = shutil.copytree(one, short_dir / "damaged")
+    whole = sorted(damaged.rglob("manifest/*"))[0]
+    manifest = whole.with_name(make_manifest_name(99, "s99"))
+    manifest.write_text("{")
+    small = config(short_dir, short_dir / "new", "0")
+    asked = ["run", "--require-fit", "--config", small, "--observed", str(damaged)]
+    assert run_command_line([*asked, *job]) == 1
+    err = capfd.readouterr().err
+    whole.write_text("{")
+    assert run_command_line([*asked, *job]) == 2
+    assert f"{whole}: manifest cannot be read: " in capfd.readouterr().err
+    assert f"{manifest}: manifest cannot be read: " in err
+    assert "name another tree with --observed" in err
     assert not started.exists()

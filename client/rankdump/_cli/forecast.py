@@ -26,10 +26,10 @@ from rankdump.errors import CorruptedError
 
 
 def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
-    """Return the reason why a plan does not fit on the disk of its tree; empty when it fits.
+    """Return why a plan does not fit on the disk of its tree, or nobody knows; empty when it fits.
 
     Estimates from the earlier dump in `observed`, by default in the tree of the plan; UsageError
-    where there is none.
+    where there is none. Manifests that cannot be read are printed.
     """
     root = Path(plan.output.root)
     tree = root if observed is None else observed
@@ -40,6 +40,9 @@ def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
             f"--require-fit: {error}; run once with iteration 0 in the configuration, and name "
             f"that tree with --observed"
         ) from None
+    print_lines(seen.problems, err=True)
+    if seen.problems:
+        return f"{tree}: the estimate lacks what cannot be read; name another tree with --observed"
     room = reader.disk_room(root, KEEP_FREE_RATIO)
     found = forecast_dump(seen, count_planned_iterations(plan.selection.iterations), room)
     return "" if found.fits else f"the plan does not fit: {summarize_forecast(found)}"

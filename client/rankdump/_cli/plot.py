@@ -21,7 +21,7 @@ from rankdump.errors import ConfigError
 
 if TYPE_CHECKING:
     from rankdump._analysis.plot.chart_picture import AnyChart
-    from rankdump._analysis.plot.chart_rows import ChartRows
+    from rankdump._analysis.plot.chart_rows import ChartRefusal, ChartRows
 
 _COMMAND_LINE = "rankdump.command_line"
 _FORMS = {".svg": "svg", ".png": "png", ".html": "html"}
@@ -111,7 +111,7 @@ def plot(
     """Draw a chart of the tensors of a tree.
 
     The values are those of `rankdump query`; a histogram reads the tensor itself. The suffix of
-    FILE decides its form.
+    FILE decides its form. Exit code 1 when a manifest cannot be read; FILE is written then, too.
     """
     if over is not None and kind != "lines":
         raise click.UsageError(f"--over is for --kind lines, not for {kind}")
@@ -121,36 +121,40 @@ def plot(
     os.environ["MPLBACKEND"] = "agg"
     with explain_missing_modules("plot"):
         import rankdump._analysis.plot.chart_picture  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from rankdump._analysis.plot.chart_rows import STATISTICS, ChartRows, ChartSelection
+        from rankdump._analysis.plot.chart_rows import (
+            STATISTICS,
+            ChartRefusal,
+            ChartRows,
+            ChartSelection,
+        )
 
     asked = statistic or _DEFAULT_STATISTIC
     if asked not in STATISTICS:
         raise ConfigError("command line", "--stat", asked, ", ".join(STATISTICS))
     rows = ChartRows(tree, ChartSelection(query, job_id, attempt, slot))
     chart = _find_chart(rows, kind, asked, over or "iteration")
-    note_table_lag(tree)
+    damages = dict.fromkeys((*rows.problems, *note_table_lag(tree)))
+    print_lines(damages, err=True)
+    if isinstance(chart, ChartRefusal):
+        raise click.UsageError(chart.reason)
     content = _render_chart(chart, output, scale, context.meta[_COMMAND_LINE])
     try:
         write_output(output.parent, output.name, [content])
     except OSError as error:
         raise click.ClickException(f"{output}: cannot be written: {error.strerror}") from None
     print_lines([f"{output} written: {chart.title}", *chart.notes])
-    return 0
+    return 1 if damages else 0
 
 
-def _find_chart(rows: ChartRows, kind: str, statistic: str, over: str) -> AnyChart:
-    """Return what is to be drawn; UsageError with the reason why there is nothing."""
+def _find_chart(rows: ChartRows, kind: str, statistic: str, over: str) -> AnyChart | ChartRefusal:
+    """Return what is to be drawn, or the reason why there is nothing."""
     from rankdump._analysis.plot import chart_data
 
     if kind == "lines":
-        found = chart_data.find_lines(rows, statistic, over, _spell_name)
-    elif kind == "heatmap":
-        found = chart_data.find_heat_map(rows, statistic, _spell_name)
-    else:
-        found = chart_data.find_elements(rows, _spell_name)
-    if isinstance(found, chart_data.ChartRefusal):
-        raise click.UsageError(found.reason)
-    return found
+        return chart_data.find_lines(rows, statistic, over, _spell_name)
+    if kind == "heatmap":
+        return chart_data.find_heat_map(rows, statistic, _spell_name)
+    return chart_data.find_elements(rows, _spell_name)
 
 
 def _spell_name(op_name: str) -> str:

@@ -201,8 +201,9 @@ def run(
     configuration, COMMAND itself selects what to dump, for example with rankdump.migrator.
 
     The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
-    is not started and the exit code is 1 if the dump needs more disk space than there is. With
-    --twice it is 1 if the runs differ, and 0 if all their bits are the same.
+    is not started and the exit code is 1 if the dump needs more disk space than there is, or a
+    manifest of the earlier dump cannot be read. With --twice it is 1 if the runs differ, and 0 if
+    all their bits are the same.
     """
     given = dict(os.environ)
     if baseline is not None:

@@ -166,3 +166,21 @@ def test_missing_extra_is_named(root, capsys, monkeypatch, tmp_path):
     code, _, err = told(capsys, root, "-o", tmp_path / "x.svg")
     assert code == 2
     assert "install it with: pip install 'rankdump[plot]'" in err
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_damaged_manifest_is_named(root, capsys, tmp_path, indexed):
+    """The chart shows the rest; the code is that of other commands."""
+    if indexed:
+        assert run_command_line(["index", str(root)]) == 0
+        capsys.readouterr()
+    manifest = sorted((root / "rank_1/.dump_metadata/manifest").iterdir())[0]
+    manifest.write_text("{")
+    target = tmp_path / "x.svg"
+    code, out, err = told(capsys, root, "--op", "*fc-Linear*", "-o", target)
+    assert code == 1
+    assert out.startswith(f"{target} written: ")
+    assert f"{manifest}: manifest cannot be read: " in err
+    code, _, err = told(capsys, root, "--op", "*none*", "-o", tmp_path / "y.svg")
+    assert code == 2
+    assert f"{manifest}: manifest cannot be read: " in err

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rankdump._analysis.reader.dump import open_dump
+from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.table_views import find_views
 from rankdump._analysis.reader.tree_walk import walk
@@ -77,7 +77,7 @@ class ChartRows:
 
     def __init__(self, root: Path, selection: ChartSelection) -> None:
         self.root, self.selection = root, selection
-        self._views = _find_views(root, selection)
+        self._dump, self._views = _find_views(root, selection)
         self._join = ""
         query = selection.query
         if query.glob is not None or query.pattern is not None:
@@ -86,6 +86,11 @@ class ChartRows:
                 self._views.files, {**self._views.made, _CHOSEN: lambda: chosen}
             )
             self._join = f"SEMI JOIN {_CHOSEN} USING (name, op_type)"
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences on what of the tree could not be read so far."""
+        return self._dump.walked_problems
 
     def run(self, sql: str, *, columns: str = "") -> pa.Table:
         """Return the rows of a SELECT over `selected`.
@@ -107,7 +112,7 @@ class ChartRows:
         """
         everything = ChartSelection()
         sql = f"WITH selected AS ({_select(everything, '')}) SELECT {_OVERVIEW} FROM selected"
-        views = _find_views(self.root, everything)
+        _, views = _find_views(self.root, everything)
         there = TensorOverview(**run_query(sql, views).to_pylist()[0])
         if not there.tensors:
             return f"{self.root}: no tensor is in the tree"
@@ -144,8 +149,8 @@ _OVERVIEW = (
 )
 
 
-def _find_views(root: Path, selection: ChartSelection) -> TableViews:
-    """Return the views of a tree; tensors of a tree without a table are made once."""
+def _find_views(root: Path, selection: ChartSelection) -> tuple[Dump, TableViews]:
+    """Return a tree and its views; tensors of a tree without a table are made once."""
     dump = open_dump(root).of_job(selection.job_id)
     if selection.attempt is not None:
         dump = dump.where(attempt=selection.attempt)
@@ -156,7 +161,8 @@ def _find_views(root: Path, selection: ChartSelection) -> TableViews:
         # The table has no column of graphs.
         is_filtered=selection.query.graph is not None,
     )
-    return TableViews(views.files, {name: cache(make) for name, make in views.made.items()})
+    made = {name: cache(make) for name, make in views.made.items()}
+    return dump, TableViews(views.files, made)
 
 
 def _select(selection: ChartSelection, columns: str) -> str:

@@ -242,7 +242,10 @@ def observe(root: Path) -> ObservedDump:
         seen.add_table(table)
     seen.add_metadata(ranks)
     seen.add_index_files()
-    return replace(seen.summarize(), problems=tuple(places.problems))
+    try:
+        return replace(seen.summarize(), problems=tuple(places.problems))
+    except CorruptedError as error:
+        raise CorruptedError("; ".join((str(error), *places.problems[:1]))) from None
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:
