@@ -241,7 +241,7 @@ def _compare_rates(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
         ranks = sorted({place.rank for place, *_ in unequal})
         differing, compared = ([place.iteration for place, *_ in some] for some in (unequal, both))
         where = _describe_iterations(differing, compared)
-        values = f"group {name.removeprefix(LEARNING_RATE_PREFIX)} {own} against {other}"
+        values = f"{_describe_parameter_group(name)} {own} against {other}"
         yield CardFinding(
             "learning_rate",
             f"the learning rates differ {where}: {values} (rank {ranges(ranks)})",
@@ -249,6 +249,16 @@ def _compare_rates(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
             ranks=tuple(ranks),
             iteration=first.iteration,
         )
+
+
+def _describe_parameter_group(name: str) -> str:
+    """Return which group of which optimizer a learning rate is of.
+
+    >>> _describe_parameter_group("learning_rate.0"), _describe_parameter_group("learning_rate.1.0")
+    ('group 0', 'group 0 of optimizer 1')
+    """
+    optimizer, _, group = name.removeprefix(LEARNING_RATE_PREFIX).rpartition(".")
+    return f"group {group} of optimizer {optimizer}" if optimizer else f"group {group}"
 
 
 # -- parameters

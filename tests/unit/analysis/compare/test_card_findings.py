@@ -100,6 +100,16 @@ def test_causes_come_in_the_order_of_a_step():
     ]
 
 
+def test_learning_rates_are_named_by_optimizer_and_group():
+    """The names of the first optimizer have no number of theirs."""
+    own = steps(numbers={"learning_rate.1": "0.1", "learning_rate.1.0": "0.1"})
+    other = steps(numbers={"learning_rate.1": "0.2", "learning_rate.1.0": "0.3"})
+    assert [text.partition(": ")[2] for text in compare(own, other)] == [
+        "group 1 0.1 against 0.2 (rank 0)",
+        "group 0 of optimizer 1 0.1 against 0.3 (rank 0)",
+    ]
+
+
 def test_differences_that_end_name_their_iterations():
     own = steps(4, digests=[{"batch.0": each} for each in "abcd"])
     other = steps(4, digests=[{"batch.0": each} for each in "axxd"])
