@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,7 +36,7 @@ from rankdump._core.number_ranges import ranges
 from rankdump._core.scope_names import format_scope_name, name_models
 from rankdump._core.status import OrderEntry
 from rankdump._core.units import format_count
-from rankdump.errors import CorruptedError
+from rankdump.errors import CorruptedError, RankdumpError
 
 _DEFAULT_LINES = 40
 _COLUMNS = (
@@ -81,7 +82,9 @@ def order(
     source = (
         _read_tree_order(tree, job_id, query, attempt)
         if tree
-        else _fetch_coordinator_order(coordinator, job_id, query)
+        else _fetch_coordinator_order(
+            coordinator, job_id, query, findings_only=findings_only or as_json
+        )
     )
     entries = (e for e in source.entries if _matches_entry(query, e))
     entries = (e for e in entries if not findings_only and attempt in (None, e.attempt))
@@ -96,7 +99,7 @@ def order(
         if not findings_only:
             attempts = source.attempts if attempt is None else ()
             most = _DEFAULT_LINES if limit is None else limit
-            _print_entries(iter(entries), most, attempts, tree)
+            _print_entries(iter(entries), most, attempts, tree or source.tree)
         several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
         print_lines(
             [_format_finding(finding, several=several) for finding in found]
@@ -131,6 +134,8 @@ class _OrderSource:
     attempts: tuple[int, ...] = ()
     damages: tuple[str, ...] = ()
     """Sentences about files that have lost lines."""
+    tree: Path | None = None
+    """Tree of the job, where it is known."""
 
 
 def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
@@ -176,13 +181,22 @@ def _name_iterations(iterations: Sequence[int]) -> str:
     return f"iteration{'s' * several} {ranges(iterations)} {'are' if several else 'is'}"
 
 
-def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query) -> _OrderSource:
+def _fetch_coordinator_order(
+    coordinator: str | None, job_id: str, query: Query, *, findings_only: bool
+) -> _OrderSource:
     # Imported on use: loading gRPC takes longer than reading a tree.
-    from rankdump._cli.daemon_client import fetch_order, fetch_order_findings
+    from rankdump._cli.daemon_client import fetch_job_status, fetch_order, fetch_order_findings
 
     address = resolve_coordinator_address(coordinator)
     findings = fetch_order_findings(address, job_id=job_id)
-    return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
+    roots: tuple[str, ...] = ()
+    if not findings_only:
+        # Run cards of the tree have the names of models. This host may not have its disk.
+        with suppress(RankdumpError):
+            roots = fetch_job_status(address, job_id=job_id).roots
+    tree = Path(roots[0]) if len(roots) == 1 else None
+    entries = fetch_order(address, job_id=job_id, graph=query.graph)
+    return _OrderSource(entries, findings, tree=tree)
 
 
 def _print_entries(

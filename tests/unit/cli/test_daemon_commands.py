@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
+import numpy as np
 import pytest
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._cli.daemon_client import drain_agent
 from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.run_card import ModelSummary, RunCard, format_card
 from rankdump._core.status import (
     AgentLoad,
     IterationStatus,
@@ -28,6 +31,7 @@ from rankdump.wire.v1 import (
     coordinator_pb2_grpc,
 )
 
+MODEL_OPERATOR = "Default/network-Net/fc-Linear/Linear-op0"
 VIEW = StatusView(
     sessions=(SessionStatus("job", "s", 3, 4, 1, "host", 77, SessionState.LOST),),
     iterations=(IterationStatus("job", "s", 3, 0, True, 5, 3, 1, 0, {"disk_low": 1}, 4096, 1024),),
@@ -87,11 +91,15 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    roots: tuple[str, ...] = ("/not/on/this/host",)
+    entries = ENTRIES
+
     def Report(self, request_iterator, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
     def Status(self, request, context):  # noqa: N802 - the name is the service's
-        raise NotImplementedError
+        view = StatusView(roots=self.roots)
+        return coordinator_pb2.CoordinatorStatusResponse(view=view_to_wire(view))
 
     def Hints(self, request, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
@@ -105,7 +113,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Order(self, request, context):  # noqa: N802 - the name is the service's
         if request.job_id == "clean":
             return
-        of_graph = [e for e in ENTRIES if not request.one_graph or e.graph == request.graph]
+        of_graph = [e for e in self.entries if not request.one_graph or e.graph == request.graph]
         for at in range(0, len(of_graph) * (not request.findings_only), 30):
             page = of_graph[at : at + 30]
             yield coordinator_pb2.OrderResponse(entries=map(entry_to_wire, page))
@@ -209,3 +217,22 @@ def test_drain_agent_returns_the_records_left(address):
 def test_server_without_health_service_is_not_serving(address):
     """Only the health service's word counts."""
     assert not is_daemon_serving(address)
+
+
+def test_order_names_models_as_they_were_attached(address, capsys, tree, monkeypatch):
+    """The run cards of the tree have the names, where this host has its disk."""
+    monkeypatch.setattr(
+        Coordinator,
+        "entries",
+        [replace(each, graph=n, name=MODEL_OPERATOR) for n, each in enumerate(OPERATORS[:2])],
+    )
+    assert run_command_line(["order", "--coordinator", address]) == 0
+    assert "Net[1]" in capsys.readouterr().out
+    card = RunCard(models=tuple(ModelSummary(name, 1, 6, "0f") for name in ("actor", "critic")))
+    tree.tensor(0, 0, MODEL_OPERATOR, np.ones(2, np.float32))
+    tree.complete(0, 0, card=json.loads(format_card(card)))
+    monkeypatch.setattr(Coordinator, "roots", (str(tree.root),))
+    assert run_command_line(["order", "--coordinator", address]) == 0
+    out = capsys.readouterr().out
+    assert "actor" in out
+    assert "critic" in out
