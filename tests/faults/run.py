@@ -25,7 +25,7 @@ from faults.values import PlacedOperator, RunObservation, RunVerdict, ScheduledF
 
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._core.status import SessionState
-from rankdump._embedded import is_daemon_serving
+from rankdump._embedded_daemon import is_daemon_serving
 from rankdump.errors import RankdumpError
 
 _PATIENCE_S = 60.0

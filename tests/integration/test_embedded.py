@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from rankdump._core.daemon_endpoint import DaemonFolder
-from rankdump._embedded import DaemonLease, is_daemon_serving
+from rankdump._embedded_daemon import DaemonLease, is_daemon_serving
 from rankdump.errors import UnavailableError
 
 RANK = """
 import sys
-from rankdump._embedded import DaemonLease
+from rankdump._embedded_daemon import DaemonLease
 lease = DaemonLease("job")
 lease.wait_until_serving()
 print(lease.address, flush=True)

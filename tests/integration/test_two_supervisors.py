@@ -14,7 +14,7 @@ import pytest
 from support.slab_agents import wait_until
 from support.worker_host import WAIT_S, WorkerHost, dump, tensors
 
-from rankdump._embedded import is_daemon_serving
+from rankdump._embedded_daemon import is_daemon_serving
 
 
 @pytest.fixture

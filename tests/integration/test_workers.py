@@ -22,7 +22,7 @@ from support.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, wa
 
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status, set_job_pin
 from rankdump._core.status import SessionState, StatusView
-from rankdump._embedded import is_daemon_serving
+from rankdump._embedded_daemon import is_daemon_serving
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.workers.session_migration import select_worker
 

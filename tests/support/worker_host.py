@@ -19,7 +19,7 @@ import rankdump
 from rankdump._cli.daemon_client import fetch_agent_status
 from rankdump._core.manifest import Manifest
 from rankdump._core.status import StatusView
-from rankdump._embedded import is_daemon_serving
+from rankdump._embedded_daemon import is_daemon_serving
 
 WAIT_S = 300
 BUFFER_BYTES = 16 << 20

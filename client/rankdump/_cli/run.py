@@ -40,7 +40,7 @@ from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan, IterationSelection
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView, is_rejection
-from rankdump._embedded import DaemonLease
+from rankdump._embedded_daemon import DaemonLease
 from rankdump._session.plan_source import (
     NATIVE_VARIABLE,
     STARTED_FORMAT,

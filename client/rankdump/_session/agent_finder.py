@@ -19,7 +19,7 @@ from rankdump._core.rank_identity import RankIdentity, identify_rank
 from rankdump.errors import RankdumpError, UnavailableError
 
 if TYPE_CHECKING:
-    from rankdump._embedded import DaemonLease
+    from rankdump._embedded_daemon import DaemonLease
 
 _logger = logging.getLogger("rankdump")
 
@@ -170,7 +170,7 @@ def explain_missing_agent(address: str) -> str:
 
 def _make_lease(job_id: str, merges: bool) -> DaemonLease:
     # Imported here: a session that is off must not load gRPC.
-    from rankdump._embedded import DaemonLease
+    from rankdump._embedded_daemon import DaemonLease
 
     return DaemonLease(job_id, merges=merges)
 

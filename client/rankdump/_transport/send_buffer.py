@@ -54,8 +54,8 @@ class LinkState(Enum):
     OPENING = "opening"
     """The agent has answered but not opened the session yet, because a disk is busy."""
     WAITING = "waiting"
-    """The agent has answered that it cannot open the session at present. Neither steps nor the end of
-    the job wait for it.
+    """The agent has answered that it cannot open the session at present. Neither steps nor the
+    end of the job wait for it.
     """
     UP = "up"
     AWAY = "away"

@@ -22,7 +22,7 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
-from rankdump._embedded import is_daemon_serving
+from rankdump._embedded_daemon import is_daemon_serving
 from rankdump._wire.status_messages import entry_to_wire, finding_to_wire, view_to_wire
 from rankdump.wire.v1 import (
     agent_pb2,
