@@ -51,12 +51,17 @@ _BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
 """Decision on an operator that no list names; it is selected only while it is in a range."""
 
 
+MODEL_KIND = "model_name"
+"""Kind of an entry that is a model: it is matched when any operator of the model ran."""
+EXCLUSION_KINDS = ("optype_blacklist", "opname_blacklist")
+
+
 @dataclass(frozen=True, slots=True)
 class UnmatchedEntry:
-    """Entry of a configuration that no operator matched."""
+    """Entry of a configuration that no operator matched, or no selected tensor."""
 
     kind: str
-    """Configuration list that has the entry."""
+    """Configuration list that has the entry; `MODEL_KIND` for a model."""
     text: str
     """Text of the entry in the configuration."""
     model: str = ""
@@ -88,6 +93,8 @@ class RecordFilter:
         """Whether at least one side of any operator was selected so far."""
         self.has_excluded = False
         """Whether any tensor of a selected operator was excluded so far."""
+        self.models: dict[str, None] = {}
+        """Models of which operators were decided on, where the plan names models."""
         self.use_plan(plan)
 
     def use_plan(self, plan: DumpPlan) -> None:
@@ -95,6 +102,7 @@ class RecordFilter:
         self._plan = plan
         self._selection = selection = plan.selection
         self._entries = dict(_list_entries(plan))
+        self._exclusions = dict(_list_exclusions(selection))
         self.excludes = any(each.has_exclusions for each in selection.operator_lists)
         """Whether any tensor may be excluded; if not, `is_excluded` need not be called."""
         # If decisions do not depend on the graph, a name has one decision for all graphs.
@@ -118,8 +126,15 @@ class RecordFilter:
 
     @property
     def unmatched(self) -> tuple[UnmatchedEntry, ...]:
-        """Entries of the plan's lists that no operator has matched so far."""
-        return tuple(self._entries)
+        """Entries of the plan's lists that nothing matched so far.
+
+        A model of which nothing ran stands for its own entries.
+        """
+        absent = {entry.model for entry in self._entries if entry.kind == MODEL_KIND}
+        entries = (each for each in self._entries if each.model not in absent)
+        models = (each for each in self._entries if each.kind == MODEL_KIND)
+        left_out = self._exclusions if self.has_selected else ()
+        return (*models, *entries, *(each for each in left_out if each.model not in absent))
 
     @property
     def op_names(self) -> set[str]:
@@ -172,6 +187,7 @@ class RecordFilter:
         excluded = self._excluded.get(place)
         if excluded is None:
             operators = self._selection.get_operators(self._model_of(graph))
+            self._match_exclusions(place, operators)
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
             excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
         self.has_excluded = self.has_excluded or excluded
@@ -180,6 +196,8 @@ class RecordFilter:
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
         self.has_decided = True
         model = self._model_of(graph) if self._by_graph else ""
+        if model:
+            self.models[model] = None
         operators = self._selection.get_operators(model)
         self._match(op_name, "" if operators is self._selection.operators else model)
         verdict = self._find_verdict(operators, op_name, side, graph)
@@ -195,6 +213,15 @@ class RecordFilter:
         for entry, matches in list(self._entries.items()):
             if entry.model == model and matches(op_name):
                 self._entries.pop(entry, None)
+
+    def _match_exclusions(self, place: TensorSlot, operators: OperatorSelection) -> None:
+        graph, op_type, op_name, side, slot = place
+        model = "" if operators is self._selection.operators else self._model_of(graph)
+        for entry, alone in list(self._exclusions.items()):
+            if entry.model == model:
+                verdict = decide_exclusion(alone, op_type, op_name, side, slot)
+                if not verdict.accepted:
+                    self._exclusions.pop(entry, None)
 
     def _find_verdict(
         self, operators: OperatorSelection, op_name: str, side: TensorSide, graph: int
@@ -244,9 +271,33 @@ def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher
         yield from _list_watched_entries(selection.watched)
         return
     for model, operators in (("", selection.operators), *selection.models):
+        if model not in ("", UNNAMED_MODEL):  # arrays without a model need not be there
+            yield UnmatchedEntry(MODEL_KIND, model, model), _match_any_name
         if not (operators.everything or operators.marked):
             for kind, text, alone in _list_operators(operators):
                 yield UnmatchedEntry(kind, text, model), _make_matcher(alone)
+
+
+def _match_any_name(op_name: str) -> bool:
+    return True
+
+
+def _list_exclusions(
+    selection: TensorSelection,
+) -> Iterable[tuple[UnmatchedEntry, OperatorSelection]]:
+    """Return each entry of what is left out, with a selection that leaves out nothing else."""
+    for model, operators in (("", selection.operators), *selection.models):
+        for kind, entries in zip(
+            EXCLUSION_KINDS, (operators.without_types, operators.without_names), strict=True
+        ):
+            by_type = kind == EXCLUSION_KINDS[0]
+            for each in entries:
+                positions = f" {', '.join(each.positions)}" if each.positions else ""
+                alone = OperatorSelection(
+                    without_types=(each,) if by_type else (),
+                    without_names=() if by_type else (each,),
+                )
+                yield UnmatchedEntry(kind, f"{each.name}{positions}", model), alone
 
 
 def _list_operators(operators: OperatorSelection) -> Iterable[tuple[str, str, OperatorSelection]]:

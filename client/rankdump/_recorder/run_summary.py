@@ -11,7 +11,12 @@ from rankdump._core.events import UNSEEN_REASON_TEXTS
 from rankdump._core.plan import DumpPlan
 from rankdump._core.selection import decide_device
 from rankdump._recorder.iteration_state import IterationCounters, IterationState
-from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
+from rankdump._recorder.record_filter import (
+    EXCLUSION_KINDS,
+    MODEL_KIND,
+    RecordFilter,
+    UnmatchedEntry,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class DialectTerms:
     """Place of the lists that select operators, or operators of a model."""
 
 
+_MAX_NAMED_MODELS = 5
 _CANN_TERMS = {"sides": "dump_mode", "iterations": "dump_step"}
 _TERMS_BY_DIALECT = {
     "acl": DialectTerms(operators="dump_list", lists="dump_list", **_CANN_TERMS),
@@ -58,6 +64,8 @@ class RunFacts:
     """Whether the agent rejected the rank, so that an empty dump is not due to the plan."""
     unseen_collectives: Mapping[str, int] = field(default_factory=dict[str, int])
     """Collectives that are not in the execution order, by reason; 0 if the number is unknown."""
+    models: Sequence[str] = ()
+    """Models of which operators ran, where the plan names models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,7 @@ def make_run_facts(
         switched=iteration_state.switched,
         refused=refused,
         unseen_collectives=unseen_collectives,
+        models=tuple(selection.models),
     )
 
 
@@ -184,7 +193,8 @@ def summarize_run(
     """
     # If no operator was seen, an unmatched entry is no fault of the entry.
     could_match = run.operators_seen and not run.refused
-    unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
+    entries = unmatched if could_match else ()
+    unused = [_describe_unused(plan, entry, run.models) for entry in entries]
     unused += unmatched_rules
     warnings, remarks, notes = list(unused), list[str](), [*unused, *rule_notes, *replay_notes]
     cause = explain_empty_dump(plan, run)
@@ -220,7 +230,7 @@ def describe_unseen(counts: Mapping[str, int]) -> str:
     return f"not in the execution order: {', '.join(parts)}"
 
 
-def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:
+def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry, models: Sequence[str]) -> str:
     """Return a message about an unmatched entry in the terms of the dialect.
 
     `Unused Kernel in json` is MindSpore's own warning (`DumpJsonParser::PrintUnusedKernel`).
@@ -228,8 +238,10 @@ def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:
     text = entry.text
     if entry.kind == "kernels" and not entry.model:
         return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {text}"
+    lists = select_dialect_terms(plan).lists
+    if entry.kind == MODEL_KIND:
+        ran = ", ".join(models[:_MAX_NAMED_MODELS])
+        return f"{lists} names model_name {text}, of which no operator ran; models that ran: {ran}"
     model = f" of model {entry.model}" if entry.model else ""
-    return (
-        f"{select_dialect_terms(plan).lists} names {entry.kind} {text}{model}, which no "
-        "operator matched"
-    )
+    who = "selected tensor" if entry.kind in EXCLUSION_KINDS else "operator"
+    return f"{lists} names {entry.kind} {text}{model}, which no {who} matched"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankdump._core.plan import (
+    UNNAMED_MODEL,
     DumpPlan,
     IterationSelection,
     OperatorSelection,
@@ -73,6 +74,60 @@ def test_only_plans_with_lists_name_operators(selection, named) -> None:
     assert record_filter.names_operators(0) is named
     assert record_filter.names_operators(0) is named
     assert not record_filter.has_decided
+
+
+def decide(record_filter: RecordFilter, *slots: tuple[str, str, TensorSide, int]) -> None:
+    for op_type, op_name, side, slot in slots:
+        assert record_filter.decide(op_name, side, 0).is_kept
+        record_filter.is_excluded((0, op_type, op_name, side, slot))
+
+
+def test_a_model_that_did_not_run_is_unmatched_and_stands_for_its_entries() -> None:
+    every, one = OperatorSelection(), operators(names=("x",))
+    plan = a_plan(operators=operators(), models=(("Encoder", every), ("Encodr", one)))
+    record_filter = RecordFilter(plan, lambda graph: "Encoder")
+    decide(record_filter, ("Linear", "Default/fc/Linear-op0", TensorSide.INPUT, 0))
+    assert record_filter.unmatched == (UnmatchedEntry("model_name", "Encodr", "Encodr"),)
+    facts = run(tensors_kept=1, models=tuple(record_filter.models))
+    said = summarize_run(
+        replace(plan, dialect="acl"), facts, record_filter.unmatched, retired_in=None
+    )
+    assert said.warnings == (
+        "dump_list names model_name Encodr, of which no operator ran; models that ran: Encoder",
+    )
+
+
+def test_a_model_of_arrays_that_did_not_run_is_no_fault() -> None:
+    """`dump_op_switch` adds it, whether the script dumps arrays or not."""
+    models = (("Encoder", OperatorSelection()), (UNNAMED_MODEL, OperatorSelection()))
+    record_filter = RecordFilter(a_plan(models=models), lambda graph: "Encoder")
+    decide(record_filter, ("Linear", "Default/fc/Linear-op0", TensorSide.INPUT, 0))
+    assert record_filter.unmatched == ()
+
+
+def test_entries_that_leave_out_nothing_are_unmatched() -> None:
+    wanted = OperatorSelection(
+        without_types=(TensorExclusion("linear"), TensorExclusion("Linear", ("input0",))),
+        without_names=(TensorExclusion("Default/fc/Linear-op0", ("input0", "output3")),),
+    )
+    record_filter = RecordFilter(a_plan(operators=wanted))
+    assert record_filter.unmatched == ()  # no operator was selected, so none could be left out
+    decide(record_filter, ("Linear", "Default/fc/Linear-op0", TensorSide.OUTPUT, 0))
+    texts = [(each.kind, each.text) for each in record_filter.unmatched]
+    assert texts == [
+        ("optype_blacklist", "linear"),
+        ("optype_blacklist", "Linear input0"),
+        ("opname_blacklist", "Default/fc/Linear-op0 input0, output3"),
+    ]
+    decide(record_filter, ("Linear", "Default/fc/Linear-op0", TensorSide.INPUT, 0))
+    said = summarize_run(
+        replace(a_plan(), dialect="acl"),
+        run(tensors_kept=1),
+        record_filter.unmatched,
+        retired_in=None,
+    )
+    words = "dump_list names optype_blacklist linear, which no selected tensor matched"
+    assert said.warnings == (words,)
 
 
 def run(**facts) -> RunFacts:
