@@ -65,10 +65,17 @@ class ConfigError(PermanentError):
         if isinstance(self.value, UnknownKey):
             shown = f"unknown key; nearest: {self.value.nearest}"
         else:
-            shown = "missing" if self.value is MISSING_VALUE else f"{self.value!r} is not allowed"
+            shown = "missing" if self.value is MISSING_VALUE else self._describe_value()
         return f"{where}: {shown}; allowed: {self.allowed}"
 
+    def _describe_value(self) -> str:
+        text = repr(self.value)
+        shown = text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+        return f"{shown} is not allowed"
 
+
+_MAX_VALUE = 200
+"""Characters of a value in the message of a ConfigError."""
 MISSING_VALUE = object()
 """Marks a missing value, because None may be a value."""
 

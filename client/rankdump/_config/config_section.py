@@ -38,10 +38,11 @@ class ConfigNotes:
     def add(self, key: str, value: object, reason: str) -> None:
         """Add a note on a key's value; `reason` is a phrase that begins with a verb."""
         shown = "missing;" if value is MISSING_VALUE else _SHORT_REPR.repr(value)
-        self._texts[f"{_escape_key(key)}: {shown} {reason}"] = None
+        self._texts[f"{escape_key(key)}: {shown} {reason}"] = None
 
 
-def _escape_key(key: str) -> str:
+def escape_key(key: str) -> str:
+    """Return a key as a message shows it, without characters that cannot be printed."""
     return key if key.isprintable() else ascii(key)[1:-1]
 
 

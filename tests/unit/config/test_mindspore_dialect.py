@@ -110,12 +110,21 @@ def test_config_file_warns_of_unread_and_repeated_keys(tmp_path: Path, text: str
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "Expecting value"),
-        ("{'a': 1}", "property name"),
-        (PLAIN[:-1], "in line 1, column"),
-        (PLAIN[:-1] + ",}", "in line 1, column"),
-        ("// comment\n" + PLAIN, "Expecting value"),
-        (PLAIN.replace("LeNet", "Le\nNet"), "control character"),
+        ("", "'an empty file'"),
+        (" \n", "'an empty file'"),
+        ("{'a': 1}", "property name enclosed in double quotes in line 1, column 2, at 'a': 1}"),
+        (PLAIN[:-1], "an end in line 1, column"),
+        (PLAIN[:-1] + ",}", "a comma before } in line 1, column"),
+        (PLAIN.replace("]", ",\n]", 1), "a comma before ] in line 2, column 1"),
+        ("// comment\n" + PLAIN, "a comment in line 1, column 1"),
+        ("\n\n" + PLAIN[:-1] + " # comment", "a comment in line 3, column"),
+        (PLAIN.replace(":", ": /* all */", 1), "a comment in line 1, column"),
+        (PLAIN.replace('"all"', "None"), "which JSON spells null"),
+        (PLAIN.replace('"all"', "Nonesuch"), "at Nonesuch"),
+        (PLAIN.encode("utf-16"), "'text in UTF-16 or UTF-32'"),
+        (PLAIN.encode("utf-16-be"), "'text in UTF-16 or UTF-32'"),
+        (b"\0" * 99, "Expecting value in line 1, column 1'"),
+        (PLAIN.replace("LeNet", "Le\nNet"), "control character within a string in line 1, column"),
         (PLAIN.encode().replace(b"LeNet", b"Le\xffNet"), "not UTF-8"),
         (PLAIN.replace('"all"', "NaN"), "NaN"),
         ("[" * 100_000, "recursion"),
@@ -130,11 +139,25 @@ def test_config_file_that_is_not_json_is_rejected(tmp_path: Path, text: str | by
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("body", [{}, [], 1, "common_dump_settings", None, {"a": {}}])
-def test_config_file_of_no_dialect_is_rejected(tmp_path: Path, body: object):
-    """The error names the known dialects."""
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({}, "this file has no key"),
+        ([], "[]"),
+        (1, "1"),
+        ("common_dump_settings", "'common_dump_settings'"),
+        (None, "None"),
+        ({"task": "tensor", "step": []}, "this file has task, step"),
+        ({str(n): n for n in range(7)}, "this file has 0, 1, 2, 3, 4 and 2 more"),
+        ({"x": 1, "Common_Dump_Setting": {}}, "the nearest is common_dump_settings"),
+    ],
+)
+def test_config_file_of_no_dialect_is_rejected(tmp_path: Path, body: object, found: str):
+    """The error names the known dialects, and what the file has in their place."""
     error = refusal(tmp_path, body)
-    assert (error.key, error.value) == ("common_dump_settings", MISSING_VALUE)
+    assert found in str(error)
+    if isinstance(body, dict):
+        assert (error.key, error.value) == ("common_dump_settings", MISSING_VALUE)
     assert "MindSpore data_dump.json" in error.allowed
     assert "CANN acl.json" in error.allowed
 
@@ -209,3 +232,15 @@ def test_first_error_in_mindspores_order_is_reported(tmp_path: Path, index: int)
         section, name = key.split(".")
         body[section][name] = value
     assert refusal(tmp_path, body).key == ORDER[index][0]
+
+
+def test_error_shows_the_beginning_of_a_long_value_only(tmp_path: Path):
+    """What is allowed comes behind the value, and would not be seen behind a long one."""
+    error = refusal(tmp_path, body_of(common={"net_name": "n" * 1000}))
+    assert str(error).count("n") < 300
+    assert "nnn... is not allowed; allowed: 1 to 255 letters" in str(error)
+
+
+def test_missing_file_of_a_path_that_a_shell_expands_says_so(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"can be read: rankdump does not expand ~$"):
+        load_config_plan(Path("~/data_dump.json"), {})
