@@ -79,6 +79,39 @@ DEFAULTS = [
         {"dump_list": [{"model_name": "A", "layers": ["a"]}]},
         warns=("dump.dump_list[0].layers: ['a'] is ignored: there is no such key; the nearest is",),
     ),
+    AclRow(
+        "unknown keys of entries",
+        {
+            "dump_level": "op",
+            "dump_list": [
+                {
+                    "model_name": "A",
+                    "optype_blacklist": [{"name": "Linear", "poss": ["input0"]}],
+                    "opname_range": [{"begin": "a", "end": "b", "stop": "c"}],
+                }
+            ],
+        },
+        warns=(
+            "dump_list[0].optype_blacklist[0].poss: ['input0'] is ignored: there is no such key; "
+            "the nearest is pos",
+            "dump_list[0].opname_range[0].stop: 'c' is ignored: there is no such key",
+        ),
+    ),
+    AclRow(
+        "rankdump's own section within dump",
+        {"rankdump": {"codec": "none"}, "codec": "none"},
+        gives={"output.codec": "zstd"},
+        warns=(
+            "dump.rankdump: {'codec': 'none'} is ignored: the section belongs beside dump",
+            "dump.codec: 'none' is ignored: the key belongs in the section rankdump",
+        ),
+    ),
+    listed(
+        "an empty layer",
+        {"model_name": "A", "layer": ["", "a"]},
+        gives={"selection.models": (("A", named("", "a")),)},
+        warns=("layer: ['', 'a'] has an empty entry, which names no operator",),
+    ),
 ]
 
 NOTHING = [

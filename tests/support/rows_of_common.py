@@ -115,6 +115,14 @@ KEYS = [
         common={"sample_mode": "x"},
         warns=(f"{C}.sample_mode: 'x' is ignored: the key belongs in e2e_dump_settings",),
     ),
+    ConfigurationRow(
+        "1.1 rankdump's own section within another, and a key of it",
+        common={"rankdump": {}, "codec": "none"},
+        warns=(
+            f"{C}.rankdump: {{}} is ignored: the section belongs beside the others",
+            f"{C}.codec: 'none' is ignored: the key belongs in rankdump",
+        ),
+    ),
 ]
 
 ACROSS = [

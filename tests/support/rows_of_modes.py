@@ -99,8 +99,21 @@ SAMPLING = [
     ConfigurationRow(
         "1.8 sample_mode 0", e2e={"sample_mode": 0}, gives={"content.sample_elements": 0}
     ),
-    ConfigurationRow("1.8 sample_num in mode 0", e2e={"sample_mode": 0, "sample_num": "x"}),
-    ConfigurationRow("1.8 sample_num alone", e2e={"sample_num": 0}),
+    ConfigurationRow(
+        "1.8 sample_num in mode 0",
+        e2e={"sample_mode": 0, "sample_num": "x"},
+        warns=("sample_num: 'x' is not used: only sample_mode 1",),
+    ),
+    ConfigurationRow(
+        "1.8 sample_num alone", e2e={"sample_num": 0}, warns=("only sample_mode 1 uses it",)
+    ),
+    ConfigurationRow("1.8 the default sample_num says nothing", e2e={"sample_num": 100}),
+    ConfigurationRow(
+        "1.8 precision on the host",
+        e2e={"device_stat_precision_mode": "low"},
+        gives={"content.precision": "low"},
+        warns=('only stat_calc_mode "device" uses it',),
+    ),
     ConfigurationRow("1.8 sample_num missing", e2e=SAMPLED, gives={"content.sample_elements": 100}),
     ConfigurationRow(
         "1.8 sample_num", e2e={**SAMPLED, "sample_num": 1}, gives={"content.sample_elements": 1}
@@ -243,6 +256,9 @@ DEBUG_MODES = [
 ]
 
 
+DEFAULT_ITEMS = ["max", "min", "l2norm"]
+
+
 def category(
     source: str, items: list[str], *warns: str, saved: str = "statistic"
 ) -> ConfigurationRow:
@@ -265,13 +281,26 @@ CATEGORIES = [
         "duplicates", ["max", "md5", "max"], "'max' is listed 2 times and has as many columns"
     ),
     *refused(
-        *("1.10", f"{C}.statistic_category", *NOT_ARRAY, ["Max"], ["max", "sum"], ["max", 1], [[]]),
-        allowed='"max", "min", "avg", "count"',
+        *("1.10", f"{C}.statistic_category", *NOT_ARRAY),
+        allowed='an array of "max", "min", "avg", "count"',
         saved_data="full",
     ),
-    *refused("1.10", f"{C}.statistic_category", ["hash"], allowed='"md5"', saved_data="full"),
     *(
-        ConfigurationRow(f"1.10 not looked at: {value!r}", common={"statistic_category": value})
+        ConfigurationRow(
+            f"1.10 {items}",
+            common={"saved_data": "full", "statistic_category": items},
+            refused=f"{C}.statistic_category[{index}]",
+            allowed='"max", "min", "avg", "count"',
+        )
+        for index, items in ((0, ["Max"]), (1, ["max", "sum"]), (1, ["max", 1]), (0, ["hash"]))
+    ),
+    ConfigurationRow("1.10 the default is unused", common={"statistic_category": DEFAULT_ITEMS}),
+    *(
+        ConfigurationRow(
+            f"1.10 not looked at: {value!r}",
+            common={"statistic_category": value},
+            warns=('is not used: saved_data is "tensor"',),
+        )
         for value in ("text", 7, ["sum"], [])
     ),
     ConfigurationRow(

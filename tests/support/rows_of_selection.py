@@ -221,12 +221,20 @@ CLASSES = [
         ConfigurationRow(
             f"1.7 {source}",
             common={"dump_mode": 1, "kernels": items},
-            refused=f"{C}.kernels",
+            refused=f"{C}.{key}",
             allowed=allowed,
         )
-        for source, items, allowed in (
-            ("long expression", [f"name-regex({'a' * 1001})"], "a pattern of 1001 characters"),
-            ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 patterns"),
+        for source, key, items, allowed in (
+            (
+                *("long expression", "kernels[1]"),
+                ["a", f"name-regex({'a' * 1001})"],
+                "a pattern of 1001 characters",
+            ),
+            (
+                *("too many", "kernels"),
+                [f"name-regex(a{n})" for n in range(1001)],
+                "not 1001 patterns",
+            ),
         )
     ),
     kernels("duplicate", "a", "a", types=["a"], warns=("'a' is listed twice",)),
@@ -240,8 +248,12 @@ CLASSES = [
     ),
     kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("a type, not an",)),
     kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("a name, not an",)),
+    kernels("type with a mark", "conv*", types=["conv*"], warns=("a type, not an expression",)),
+    kernels("name with a mark", "a/.*", names=["a/.*"], warns=("a name, not an expression",)),
     ConfigurationRow(
-        "1.7 unused in mode 0", common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]}
+        "1.7 unused in mode 0",
+        common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]},
+        warns=("is not used: only dump_mode 1 uses it, not 0",),
     ),
 ]
 
@@ -260,7 +272,7 @@ EXPRESSIONS = [
         ConfigurationRow(
             f"1.7 invalid expression: {pattern}",
             common={"dump_mode": 1, "kernels": [f"name-regex({pattern})"]},
-            refused=f"{C}.kernels",
+            refused=f"{C}.kernels[0]",
             allowed=f"a valid regular expression in name-regex(...), not {pattern!r}: ",
         )
         for pattern in (

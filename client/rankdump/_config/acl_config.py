@@ -8,6 +8,7 @@ The text of an error ends in the code that CANN reports for it, such as (EP0003)
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from rankdump._config.acl_section import (
     BAD_VALUE,
     BLACKLIST_KEYS,
     CONFLICT,
+    ENTRY_KEYS,
     ITEM_KEYS,
     STATISTICS_BY_WORD,
     WATCHER_SCENE,
@@ -37,7 +39,11 @@ from rankdump._config.acl_section import (
 )
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
-from rankdump._config.rankdump_section import parse_rankdump_section
+from rankdump._config.rankdump_section import (
+    RANKDUMP_KEYS,
+    RANKDUMP_SECTION,
+    parse_rankdump_section,
+)
 from rankdump._core.plan import (
     UNNAMED_MODEL,
     ContentSettings,
@@ -170,6 +176,8 @@ def _select_operators(items: Iterable[ConfigSection], *, operators: bool) -> Dum
 
 def _parse_item_operators(item: ConfigSection) -> OperatorSelection:
     layers = read_texts(item, "layer")
+    if "" in layers:
+        item.add_note("layer", "has an empty entry, which names no operator")
     ranges = tuple(
         (read_text(each, "begin"), read_text(each, "end"))
         for each in read_objects(item, "opname_range")
@@ -235,7 +243,7 @@ def parse_acl_config(
     dump = _read_dump_section(body, file, notes)
     check_types(dump)
     words = parse_acl_words(dump)
-    _note_unknown_keys(dump)
+    _note_unknown_keys(body, dump)
     check_scene(dump, words)
     if words.is_exception:
         selection, content = _parse_exception_dump(dump), ContentSettings()
@@ -368,11 +376,30 @@ def _note_idle_keys(dump: ConfigSection, words: AclWords) -> None:
         dump.add_note("dump_kernel_data", "changes nothing: rankdump sees no kernels that print")
 
 
-def _note_unknown_keys(dump: ConfigSection) -> None:
+def _note_unknown_keys(body: Mapping[str, object], dump: ConfigSection) -> None:
+    """Note every key that nothing reads; sections of others may be beside `dump`."""
+    for key, value in body.items():
+        nearest = difflib.get_close_matches(key.lower(), [RANKDUMP_SECTION], cutoff=0.8)
+        if nearest and key != RANKDUMP_SECTION:
+            dump.notes.add(key, value, f"is ignored: the nearest section is {RANKDUMP_SECTION}")
+    items = read_objects(dump, "dump_list")
     for section, known in (
         (dump, ACL_KEYS),
-        *((item, ITEM_KEYS) for item in read_objects(dump, "dump_list")),
+        *((item, ITEM_KEYS) for item in items),
+        *(
+            (entry, keys)
+            for item in items
+            for name, keys in ENTRY_KEYS.items()
+            for entry in read_objects(item, name)
+        ),
     ):
         for key in section.values:
             if key not in known:
-                section.add_note(key, f"is ignored: {describe_unknown_key(key, known)}")
+                reason = _describe_own_key(key) or describe_unknown_key(key, known)
+                section.add_note(key, f"is ignored: {reason}")
+
+
+def _describe_own_key(key: str) -> str:
+    if key == RANKDUMP_SECTION:
+        return f"the section belongs beside {DUMP_SECTION}, not in it"
+    return f"the key belongs in the section {RANKDUMP_SECTION}" if key in RANKDUMP_KEYS else ""

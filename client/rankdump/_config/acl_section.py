@@ -43,6 +43,11 @@ _TEXT_KEYS = (
 ACL_KEYS = (*_TEXT_KEYS, "dump_stats", "dump_list")
 BLACKLIST_KEYS = ("optype_blacklist", "opname_blacklist")
 ITEM_KEYS = ("model_name", "layer", "watcher_nodes", *BLACKLIST_KEYS, "opname_range")
+ENTRY_KEYS = {
+    **dict.fromkeys(BLACKLIST_KEYS, ("name", "pos")),
+    "opname_range": ("begin", "end"),
+}
+"""Keys of the entries of an item's lists, by the key of the list."""
 
 
 def make_coded_error(section: ConfigSection, key: str, allowed: str, code: str) -> ConfigError:

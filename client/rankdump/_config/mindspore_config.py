@@ -18,7 +18,11 @@ from typing import cast
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.operator_patterns import parse_operator_patterns
 from rankdump._config.output_path import parse_output_root
-from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
+from rankdump._config.rankdump_section import (
+    RANKDUMP_KEYS,
+    RANKDUMP_SECTION,
+    parse_rankdump_section,
+)
 from rankdump._core.plan import (
     NET_NAME_PATTERN,
     ContentSettings,
@@ -35,7 +39,7 @@ from rankdump._core.plan import (
 from rankdump._core.selection import find_idle_segments, parse_iterations
 from rankdump._core.statistics import DEFAULT_STATISTICS, DEVICE_STATISTICS, STATISTIC_TITLES
 from rankdump._layout.profile import PROFILES, Profile
-from rankdump.errors import MISSING_VALUE
+from rankdump.errors import MISSING_VALUE, ConfigError
 
 COMMON_SECTION = "common_dump_settings"
 E2E_SECTION = "e2e_dump_settings"
@@ -95,8 +99,11 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
 
 
 def _describe_other_section(key: str) -> str:
+    if key in _SECTION_NAMES:
+        return "the section belongs beside the others, not in one of them"
+    sections = {**MINDSPORE_KEYS, RANKDUMP_SECTION: RANKDUMP_KEYS}
     return next(
-        (f"the key belongs in {name}" for name, known in MINDSPORE_KEYS.items() if key in known), ""
+        (f"the key belongs in {name}" for name, known in sections.items() if key in known), ""
     )
 
 
@@ -216,6 +223,9 @@ def _parse_net_name(section: ConfigSection) -> str:
 
 
 def _parse_iterations(section: ConfigSection) -> IterationSelection:
+    number = section.values["iteration"]
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+        raise section.make_error("iteration", f'{_ALLOWED_ITERATIONS}; here "{number}"')
     text = section.read_text("iteration", _ALLOWED_ITERATIONS)
     iterations = parse_iterations(text)
     if iterations is None:
@@ -235,14 +245,28 @@ def _parse_iterations(section: ConfigSection) -> IterationSelection:
 def _parse_operators(section: ConfigSection, dump_mode: int) -> OperatorSelection:
     items = section.read_array("kernels", _ALLOWED_KERNELS)
     if dump_mode != 1:
+        if items:
+            section.add_note("kernels", f"is not used: only dump_mode 1 uses it, not {dump_mode}")
         return OperatorSelection(everything=dump_mode == 0, marked=dump_mode == 2)
     try:
         return parse_operator_patterns(
             items, lambda entry, reason: section.add_note("kernels", reason, entry)
         )
     except ValueError as error:
-        allowed = f"a valid regular expression in name-regex(...), not {error}"
-        raise section.make_error("kernels", allowed) from None
+        raise _make_kernels_error(section, items, error) from None
+
+
+def _make_kernels_error(
+    section: ConfigSection, items: list[object], error: ValueError
+) -> ConfigError:
+    """Return the error for the first entry that is wrong by itself, else for the list."""
+    allowed = "a valid regular expression in name-regex(...), not"
+    for index, item in enumerate(items):
+        try:
+            parse_operator_patterns([item], lambda entry, reason: None)
+        except ValueError as alone:
+            return section.make_part_error(f"kernels[{index}]", item, f"{allowed} {alone}")
+    return section.make_error("kernels", f"{allowed} {error}")
 
 
 def _parse_debug_mode(section: ConfigSection, *, synchronous: bool) -> int:
@@ -336,12 +360,17 @@ def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> E
 
 
 def _parse_precision(section: ConfigSection) -> StatisticPrecision:
-    word = section.read_choice("device_stat_precision_mode", ("high", "low"), default="high")
+    key = "device_stat_precision_mode"
+    word = section.read_choice(key, ("high", "low"), default="high")
+    if word == "low" and section.values.get("stat_calc_mode") != "device":
+        section.add_note(key, 'is not used: only stat_calc_mode "device" uses it')
     return cast("StatisticPrecision", word)
 
 
 def _parse_sample_elements(section: ConfigSection, *, enabled: bool) -> int:
     if not section.read_number_among("sample_mode", (0, 1), _ALLOWED_SAMPLE_MODES, default=0):
+        if section.values.get("sample_num", _DEFAULT_SAMPLE) != _DEFAULT_SAMPLE:
+            section.add_note("sample_num", "is not used: only sample_mode 1 uses it")
         return 0
     number = section.read_count("sample_num", _ALLOWED_SAMPLE_NUMBERS, default=_DEFAULT_SAMPLE)
     if not number:
@@ -414,7 +443,7 @@ def _remove_sampling(e2e: EndToEndSettings, notes: ConfigNotes) -> EndToEndSetti
 
 
 _STATISTIC_KEY = "statistic_category"
-_ALLOWED_STATISTICS = "an array of " + ", ".join(f'"{item}"' for item in STATISTIC_TITLES)
+_STATISTIC_WORDS = ", ".join(f'"{item}"' for item in STATISTIC_TITLES)
 
 
 def parse_mindspore_content(
@@ -433,6 +462,10 @@ def parse_mindspore_content(
         kernel_arguments=e2e.kernel_arguments,
     )
     if not content.has_tables:
+        if section.values.get(_STATISTIC_KEY, list(DEFAULT_STATISTICS)) != list(DEFAULT_STATISTICS):
+            section.add_note(
+                _STATISTIC_KEY, f'is not used: saved_data is "{common.saved}", without statistics'
+            )
         return content
     items = _parse_items(section)
     if profile.fixed_table and _STATISTIC_KEY in section.values:
@@ -458,11 +491,12 @@ def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: P
 def _parse_items(section: ConfigSection) -> tuple[str, ...]:
     if _STATISTIC_KEY not in section.values:
         return DEFAULT_STATISTICS
-    items = section.read_array(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+    items = section.read_array(_STATISTIC_KEY, f"an array of {_STATISTIC_WORDS}")
     if not items:
         section.add_note(_STATISTIC_KEY, "names no statistic, so the tables have none")
-    if not all(isinstance(item, str) and item in STATISTIC_TITLES for item in items):
-        raise section.make_error(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+    for index, item in enumerate(items):
+        if not (isinstance(item, str) and item in STATISTIC_TITLES):
+            raise section.make_part_error(f"{_STATISTIC_KEY}[{index}]", item, _STATISTIC_WORDS)
     named = tuple(cast("list[str]", items))
     for item in dict.fromkeys(named):
         if named.count(item) > 1:

@@ -115,6 +115,8 @@ WarningCallback = Callable[[object, str], None]
 """Receives an entry and a phrase about it."""
 
 _REGEX_HEAD, _REGEX_TAIL = "name-regex(", ")"
+_EXPRESSION_MARKS = re.compile(r"[*+?^$|(){}\[\]\\]")
+"""Characters of expressions that no name of an operator and no type has."""
 _CALL_SUFFIX = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _SELECTS_NOTHING = "selects nothing, as in 2.3; from 2.5 on MindSpore takes it for every operator"
 _SELECTS_EVERYTHING = "selects every operator, as in MindSpore 2.0 and from 2.5 on"
@@ -177,7 +179,7 @@ def _parse_pattern(entry: str, warn: WarningCallback) -> str:
 
 
 def _check_full_name(entry: str, warn: WarningCallback) -> str:
-    if entry.casefold().startswith(_REGEX_HEAD):
+    if _EXPRESSION_MARKS.search(entry):
         warn(entry, f"is a name, not an expression, which is written {_REGEX_HEAD}...{_REGEX_TAIL}")
     elif "/" not in entry:
         warn(entry, "is read as a full name, which begins with its scope, such as Default/...")
@@ -187,7 +189,7 @@ def _check_full_name(entry: str, warn: WarningCallback) -> str:
 
 
 def _check_type(entry: str, warn: WarningCallback) -> str:
-    if entry.casefold().startswith(_REGEX_HEAD):
+    if _EXPRESSION_MARKS.search(entry):
         warn(entry, f"is a type, not an expression, which is written {_REGEX_HEAD}...{_REGEX_TAIL}")
     if entry.casefold() == "parameter":
         warn(

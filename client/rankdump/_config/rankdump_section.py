@@ -52,7 +52,7 @@ _OVERHEAD_KEY = "max_step_overhead"
 _FINGERPRINTS_KEY = "fingerprints"
 _CARD_KEY = "card"
 _BASELINE_KEY = "baseline"
-_KEYS = (
+RANKDUMP_KEYS = (
     "layout",
     "profile",
     "codec",
@@ -136,7 +136,7 @@ def parse_rankdump_section(
     section = ConfigSection.from_body(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
     )
-    section.reject_unknown_keys(_KEYS)
+    section.reject_unknown_keys(RANKDUMP_KEYS)
     return RankdumpSettings(
         _parse_output(section, output, select_layout),
         _parse_delivery(section),

@@ -49,6 +49,8 @@ def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> Dump
             debug_mode,
             'becomes "all": rankdump does not distinguish kinds of overflow',
         )
+    if debug:
+        _note_idle_arguments(values, notes)
     selection = TensorSelection(
         iterations=iterations,
         operators=operators,
@@ -62,6 +64,13 @@ def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> Dump
         dialect="tf",
         warnings=notes.texts,
     )
+
+
+def _note_idle_arguments(values: Mapping[str, object], notes: ConfigNotes) -> None:
+    reason = "is ignored with enable_dump_debug: an operator with an overflow is dumped whole"
+    for key, default in (("dump_mode", "output"), ("dump_data", "tensor"), ("dump_layer", None)):
+        if values[key] != default:
+            notes.add(key, values[key], reason)
 
 
 def _make_config_error(values: Mapping[str, object], key: str, allowed: str) -> ConfigError:

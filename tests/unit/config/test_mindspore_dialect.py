@@ -241,6 +241,21 @@ def test_error_shows_the_beginning_of_a_long_value_only(tmp_path: Path):
     assert "nnn... is not allowed; allowed: 1 to 255 letters" in str(error)
 
 
+def test_number_in_the_place_of_iterations_is_shown_as_text(tmp_path: Path):
+    """MindSpore 1.0 to 1.2 had a number here."""
+    error = refusal(tmp_path, body_of(common={"iteration": 5}))
+    assert str(error).endswith('"0|5-8|100-120"; here "5"')
+
+
+def test_misspelt_section_of_rankdump_beside_dump_is_noted(tmp_path: Path):
+    """Other sections may be there, since the file belongs to CANN."""
+    body = {"dump": {}, "profiler": {}, "rankdmp": {"codec": "none"}}
+    assert load_body(tmp_path, body).warnings == (
+        "dump: {} enables nothing: no tensor is dumped",
+        "rankdmp: {'codec': 'none'} is ignored: the nearest section is rankdump",
+    )
+
+
 def test_missing_file_of_a_path_that_a_shell_expands_says_so(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"can be read: rankdump does not expand ~$"):
         load_config_plan(Path("~/data_dump.json"), {})

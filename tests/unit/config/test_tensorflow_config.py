@@ -172,6 +172,11 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
             "selection.operators": OperatorSelection(),
             "content": ContentSettings(),
             "output.layout": "cann",
+            "warnings": tuple(
+                f"{argument} is ignored with enable_dump_debug: an operator with an overflow is "
+                "dumped whole"
+                for argument in ("dump_mode: 'input'", "dump_data: 'stats'", "dump_layer: 'a'")
+            ),
         },
     ),
 ]
