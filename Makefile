@@ -167,7 +167,7 @@ peers: setup build/peers-venv/ready build/msprobe-venv/ready build/troubleshoote
 # test that is skipped is a failure.
 build/mindspore-venv/ready: pyproject.toml
 	$(PYTHON) -m venv build/mindspore-venv
-	build/mindspore-venv/bin/python -m pip install --quiet mindspore==2.7.0 torch==2.13.0 \
+	build/mindspore-venv/bin/python -m pip install --quiet mindspore==2.7.0 torch==2.13.0 'pyarrow<26' \
 	  pytest pytest-timeout hypothesis -e '.[daemon,web]'
 	touch $@
 

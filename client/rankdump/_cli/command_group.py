@@ -158,12 +158,18 @@ def _exit_code_of(error: Exception) -> int:
 
 @contextmanager
 def explain_missing_modules(extra: str) -> Generator[None, None, None]:
-    """Turn the absence of a module into a line that says which extra to install."""
+    """Turn a module that is absent, or that cannot be imported, into a line that says so."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("rankdump", "rankdumpd"):
+    except ImportError as error:
+        is_missing, package = isinstance(error, ModuleNotFoundError), error.name or ""
+        if (is_missing and not package) or package.partition(".")[0] in ("rankdump", "rankdumpd"):
             raise
+        if not is_missing:
+            # As with a pyarrow that needs a later NumPy than the framework of the job allows.
+            raise click.ClickException(
+                f"the extra rankdump[{extra}] is installed, but cannot be imported: {error}"
+            ) from None
         raise click.ClickException(
             f"module {error.name} is missing; install it with: pip install 'rankdump[{extra}]'"
         ) from None

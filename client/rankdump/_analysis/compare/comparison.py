@@ -212,7 +212,7 @@ def _compare_tables(
     try:
         from rankdump._analysis.compare.column_comparison import compare_columns
         from rankdump._analysis.compare.tree_columns import read_comparable_columns
-    except ModuleNotFoundError:  # without pyarrow
+    except ImportError:  # without a pyarrow that fits
         return None
     with collector_paused():
         columns = read_comparable_columns(dumps[0], dumps[1])

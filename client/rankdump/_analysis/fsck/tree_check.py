@@ -160,8 +160,10 @@ def check_statistics_table(root: Path) -> tuple[list[FileDamage], list[str]]:
         return [], []
     try:
         from rankdump._analysis.table_index import compare_with_tree
-    except ModuleNotFoundError:
-        return [], ["the table of statistics was not checked: pip install 'rankdump[table]'"]
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError)
+        cause = "pip install 'rankdump[table]'" if is_missing else str(error)
+        return [], [f"the table of statistics was not checked: {cause}"]
     damages = [*_list_remains(root), *_list_damaged(root)]
     lag = str(compare_with_tree(root))
     return damages, [f"the table {lag}: run rankdump index {root}"] if lag else []

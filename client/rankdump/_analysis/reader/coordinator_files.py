@@ -314,7 +314,7 @@ def _read_positions(path: Path) -> tuple[int, int] | None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ModuleNotFoundError:
+    except ImportError:  # also of a pyarrow that does not fit NumPy
         return None
     try:
         with path.open("rb") as file:

@@ -88,7 +88,7 @@ def _list_table_files(root: Path, manifests: Iterable[ManifestFileName]) -> list
     try:
         from rankdump._analysis.table import table_files
         from rankdump._analysis.table.tree_access import LocalTree
-    except ModuleNotFoundError:
+    except ImportError:  # also of a pyarrow that does not fit NumPy
         return []
     ranks = [each.rank for each in manifests if each.rank is not None] or [0]
     iterations = [each.iteration for each in manifests if each.iteration is not None] or [0]

@@ -238,7 +238,7 @@ class Survey:
         try:
             # Imported on use: it loads pyarrow, which need not be there.
             from rankdump._analysis.reader.statistic_columns import count_finite_rows, split_text
-        except ModuleNotFoundError:
+        except ImportError:  # also of a pyarrow that does not fit NumPy
             return counts
         texts: list[StatisticTableText] = []
         size = 0

@@ -101,8 +101,11 @@ class TableProcess:
 
 def write_rows(request: TableRequest) -> TableAnswer:
     """Write the rows of a request."""
-    from rankdump._analysis.table_update import ChangedManifest, update_table
-
+    try:
+        from rankdump._analysis.table_update import ChangedManifest, update_table
+    except ImportError as error:
+        # Installed, but not fit, such as one that needs another NumPy than the job's framework.
+        return TableAnswer(error=f"pyarrow cannot be imported: {error}")
     manifests = [ChangedManifest(*each) for each in request.manifests]
     try:
         report = update_table(request.open_tree(), manifests, now_s=time.time())
