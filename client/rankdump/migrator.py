@@ -19,7 +19,12 @@ from typing import Any
 
 from rankdump._compat.api_comparison import api_dump_compare
 from rankdump._compat.api_dump import ApiDumpController
-from rankdump._compat.dump_request import ApiDumpSetting, check_setting, make_dump_request
+from rankdump._compat.dump_request import (
+    ApiDumpSetting,
+    check_path,
+    check_setting,
+    make_dump_request,
+)
 
 __all__ = ["api_dump_compare", "api_dump_init", "api_dump_start", "api_dump_stop", "step"]
 
@@ -41,7 +46,7 @@ def api_dump_init(
     state immediately. `codec` compresses the files. `release` selects the format of the info file:
     that of troubleshooter `1.0.17` or `1.0.18`. TypeError or ValueError for wrong arguments.
     """
-    root = str(Path(output_path).absolute())
+    root = str(check_path("output_path", output_path).absolute())
     setting = ApiDumpSetting(root, retain_backward, compare_statedict, codec, release)
     _process.init(net, check_setting(setting))
 
@@ -52,7 +57,7 @@ def api_dump_start(
     dump_type: str = "all",
     filter_data: bool = True,
     filter_stack: bool = True,
-    *,
+    overflow_check: bool = False,
     statistic_category: Sequence[str] | None = None,
 ) -> None:
     """Dump from now on.
@@ -60,8 +65,9 @@ def api_dump_start(
     `mode` is `all`, `list` (`scope` has names such as `NN_Conv2d_0`), `range` (the first and the
     last name) or `api_list` (parts of names). `dump_type` is `all`, `statistics`, `npy` or `stack`.
     `filter_data` omits everything but floating-point tensors with at least one dimension,
-    `filter_stack` omits stack frames of libraries. `statistic_category` selects the statistics of
-    release 1.0.18: `max`, `min`, `avg`, `l2norm`, `md5`.
+    `filter_stack` omits stack frames of libraries. `overflow_check` changes nothing but a line in
+    the log: calls without an overflow are dumped, too. `statistic_category` selects the statistics
+    of release 1.0.18: `max`, `min`, `avg`, `l2norm`, `md5`.
 
     ValueError or TypeError for wrong arguments, RuntimeError before `api_dump_init`.
     """
@@ -71,6 +77,7 @@ def api_dump_start(
         dump_type,
         filter_data=filter_data,
         filter_stack=filter_stack,
+        overflow_check=overflow_check,
         statistic_category=statistic_category,
     )
     _process.start(request)

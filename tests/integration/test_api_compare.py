@@ -195,6 +195,12 @@ def test_path_without_a_dump_is_one_line(side, tmp_path):
 
 def test_parameters_out_of_range_are_errors(tmp_path):
     dump = write_dump(tmp_path / "a", NET)
+    with pytest.raises(TypeError, match="rtol: '1' is not allowed; allowed: a number from 0"):
+        api_dump_compare(dump, dump, rtol="1")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="output_path: 5 is not allowed; allowed: a path"):
+        api_dump_compare(dump, dump, 5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="origin_path: None is not allowed; allowed: a path"):
+        api_dump_compare(None, dump)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"rtol: -1\.0 is not allowed; allowed: a number from 0"):
         api_dump_compare(dump, dump, rtol=-1.0)
     with pytest.raises(ValueError, match="atol: nan is not allowed"):

@@ -23,6 +23,7 @@ from rankdump._compat.comparison_tables import (
     make_step_tables,
 )
 from rankdump._compat.dump_files import ApiRankDump, find_rank_dumps
+from rankdump._compat.dump_request import check_path
 from rankdump._compat.tensor_pairs import (
     ApiDumpInfo,
     ApiDumpStep,
@@ -57,25 +58,27 @@ def api_dump_compare(
     `ignore_backward` omits gradients. `convinced_match_method` accepts only troubleshooter's
     default.
 
-    ValueError for a path without a dump and for a parameter out of range, CorruptedError for a
-    damaged info file, ExhaustedError when a file cannot be written.
+    TypeError or ValueError for wrong parameters, ValueError for a path without a dump,
+    CorruptedError for a damaged info file, ExhaustedError when a file cannot be written.
     """
     _check_tolerances(rtol, atol, convinced_match_method)
     origin, target = (
-        find_rank_dumps(Path(origin_path), "origin_path"),
-        find_rank_dumps(Path(target_path), "target_path"),
+        find_rank_dumps(check_path(name, path), name)
+        for name, path in (("origin_path", origin_path), ("target_path", target_path))
     )
     settings = ApiComparisonSettings(
         ElementTolerances(rtol, atol, equal_nan), ignore_unmatched, ignore_backward
     )
-    folder = Path(output_path) if output_path is not None else None
+    folder = check_path("output_path", output_path) if output_path is not None else None
     for a, b in _pair_ranks(origin, target):
         label = a.rank if len(origin) > 1 or len(target) > 1 else 0
         _compare_ranks(a, b, settings, label, folder)
 
 
-def _check_tolerances(rtol: float, atol: float, method: str) -> None:
+def _check_tolerances(rtol: object, atol: object, method: str) -> None:
     for name, value in (("rtol", rtol), ("atol", atol)):
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: {value!r} is not allowed; allowed: a number from 0 on")
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name}: {value!r} is not allowed; allowed: a number from 0 on")
     if method != _ONLY_METHOD:

@@ -157,6 +157,11 @@ class ApiDumpController:
         with self._lock:
             observed = self._get_observed("api_dump_start")
             make_dump_plan(observed.setting, request, observed.framework.NAME)
+            if request.overflow_check:
+                self._log(
+                    "overflow_check is not used: every call is dumped, and `rankdump stats "
+                    f"{observed.setting.output_path} --nonfinite` lists those with an overflow"
+                )
             self._open_window(observed, request)
 
     def stop(self) -> None:

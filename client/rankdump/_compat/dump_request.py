@@ -8,9 +8,11 @@ together with its forward call. Names are those of `ApiCall.stem`, such as `NN_C
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from rankdump._codec.file_codec import CODECS
@@ -49,6 +51,8 @@ class ApiDumpRequest:
     dump_type: str = "all"
     filter_data: bool = True
     filter_stack: bool = True
+    overflow_check: bool = False
+    """Asked for, and not done: all calls are dumped."""
     statistic_category: tuple[str, ...] = ()
     """Statistics to compute; empty for the default ones of the release."""
 
@@ -56,6 +60,13 @@ class ApiDumpRequest:
     def keeps_elements(self) -> bool:
         """Whether tensors are written to files."""
         return self.dump_type in ("all", "npy")
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return the path that a parameter gives; TypeError when it is none."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}: {value!r} is not allowed; allowed: a path")
+    return Path(cast("str | os.PathLike[str]", value))
 
 
 def check_setting(setting: ApiDumpSetting) -> ApiDumpSetting:
@@ -76,6 +87,7 @@ def make_dump_request(
     *,
     filter_data: object,
     filter_stack: object,
+    overflow_check: object = False,
     statistic_category: object,
 ) -> ApiDumpRequest:
     """Return a checked request; ValueError or TypeError for a value that is not allowed."""
@@ -85,6 +97,7 @@ def make_dump_request(
         _check_choice("dump_type", dump_type, DUMP_TYPES),
         _check_bool("filter_data", filter_data),
         _check_bool("filter_stack", filter_stack),
+        _check_bool("overflow_check", overflow_check),
         _check_categories(statistic_category),
     )
 
@@ -119,7 +132,9 @@ def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: 
 def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
     if mode == "all":
         if scope:
-            raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
+            raise ValueError(
+                f"api_dump_start: scope {scope!r} is not allowed with mode 'all'; allowed: None"
+            )
         return ()
     names = cast("Sequence[object]", scope) if isinstance(scope, (list, tuple)) else (None,)
     texts = tuple(name for name in names if isinstance(name, str) and name)
@@ -128,7 +143,9 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
     if mode == "range" and len(texts) != 2:
         raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; allowed: [start, end]")
     if not texts:
-        raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
+        raise ValueError(
+            f"api_dump_start: scope [] is not allowed with mode {mode!r}; allowed: a list of names"
+        )
     wrong = [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
     if wrong and mode != "api_list":
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,28 @@ def test_stop_logs_calls_that_were_not_made(begun, framework, caplog, request_, 
     assert all(any(part in text for text in caplog.messages) for part in words)
 
 
+def test_overflow_check_dumps_every_call_and_says_so(begun, framework, running, caplog):
+    """Release 1.0.18 has the parameter, and uses it with MindSpore alone."""
+    dumping = begun()
+    for _ in range(2):
+        dumping.start(ApiDumpRequest(overflow_check=True))
+        framework.train()
+        dumping.stop()
+    assert len(sent(running)) == 2
+    said = [record for record in caplog.records if "overflow_check is not used" in record.message]
+    assert [record.levelname for record in said] == ["WARNING", "INFO"][: len(said)]
+    assert said
+
+
+def test_start_has_the_parameters_of_the_last_release_in_their_order():
+    parameters = list(signature(migrator.api_dump_start).parameters.values())
+    assert [each.name for each in parameters] == [
+        *("mode", "scope", "dump_type", "filter_data", "filter_stack"),
+        *("overflow_check", "statistic_category"),
+    ]
+    assert {each.kind for each in parameters} == {Parameter.POSITIONAL_OR_KEYWORD}
+
+
 def test_script_steps_replace_detected_steps(begun: Begin, framework, running):
     """`rankdump.step` takes the place of what is seen of calls and optimizers."""
     dumping = begun()
@@ -351,7 +374,7 @@ def test_init_rejects_wrong_arguments(monkeypatch):
     monkeypatch.setattr(migrator, "_process", ApiDumpController({}))
     with pytest.raises(TypeError, match=r"net .* is not allowed; allowed: torch.nn.Module"):
         migrator.api_dump_init(object())
-    with pytest.raises(TypeError, match="int"):
+    with pytest.raises(TypeError, match="output_path: 7 is not allowed; allowed: a path"):
         migrator.api_dump_init(object(), 7)  # pyright: ignore[reportArgumentType]
 
 
