@@ -112,6 +112,8 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
     ]
     for row in rows if tree.tool else ():
         row[-1] = tree.tool  # nothing tells whether it is complete
+    for row in () if tree.is_recorded or tree.tool else rows:
+        row[-1] = "unknown"
     if len(groups) > MAX_GROUPS_SHOWN:
         rows.append(["..." for _ in _OVERVIEW_COLUMNS])
     return format_table(*without_attempts(_OVERVIEW_COLUMNS, rows, tree.attempts), width=width)

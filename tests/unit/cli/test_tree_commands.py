@@ -177,6 +177,14 @@ def test_ls_names_missing_ranks_and_unfinished_iterations(grown, capsys):
     assert "incomplete" in out
 
 
+def test_ls_of_another_tools_tree_does_not_call_it_incomplete(tree, capsys):
+    tree.tensor(0, 2, "Default/x-X/X-op0", VALUES)
+    code, out, _ = told(capsys, "ls", tree.root)
+    assert code == 0
+    assert "unknown" in out.splitlines()[1]
+    assert out.endswith("no manifests, so it is not known whether tensors are missing\n")
+
+
 def test_ls_reports_damage_and_continues(grown, capsys):
     """A tensor that no manifest describes is opened; when it is damaged the code says so."""
     path = grown.tensor(0, 3, "Default/x-X/X-op0", VALUES)

@@ -221,10 +221,15 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
     """Return sentences about problems; ranks with the same problem share one."""
     by_text: dict[str, list[int]] = {}
     tallies = tally_ranks(view)
+    # A tree that another tool wrote has neither sessions nor manifests.
+    is_recorded = bool(view.sessions) or any(each.complete for each in view.iterations)
     several = any(tally.attempt for tally in tallies)
     for tally in tallies:
         attempt = f"attempt {tally.attempt}" if several else ""
-        texts = [f"{attempt}: {text}" if several else text for text in _rank_sentences(tally)]
+        texts = [
+            f"{attempt}: {text}" if several else text
+            for text in _rank_sentences(tally, is_recorded=is_recorded)
+        ]
         crash = [f"{attempt} {tally.crash}".lstrip()] if tally.crash else []
         for text in (*crash, *texts):
             by_text.setdefault(text, []).append(tally.rank)
@@ -288,7 +293,7 @@ def _describe_changed_plan(session: SessionStatus) -> str:
     return f"{since} it dumps {which} of {operators}, as {session.saved_data}"
 
 
-def _rank_sentences(tally: RankTally) -> list[str]:
+def _rank_sentences(tally: RankTally, *, is_recorded: bool) -> list[str]:
     changed = tally.state == SessionState.OPEN.value and tally.sessions[-1].changed_in is not None
     texts = [_describe_changed_plan(tally.sessions[-1])] if changed else []
     texts += [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
@@ -309,7 +314,8 @@ def _rank_sentences(tally: RankTally) -> list[str]:
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     is_explained = tally.crash == f"crashed in iteration {ranges(unfinished)}"
-    if unfinished and tally.state != SessionState.OPEN.value and not is_explained:
+    is_open = tally.state == SessionState.OPEN.value
+    if unfinished and is_recorded and not is_open and not is_explained:
         texts.append(f"iteration {ranges(unfinished)} is not complete")
     unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.is_balanced]
     if unbalanced:

@@ -28,9 +28,11 @@ from rankdump._codec.file_codec import select_codec
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._core.tree_session import SessionPeriods, TreeSession
 from rankdump._layout.file_name import FileName
 from rankdump._layout.foreign_calls import FOREIGN_TITLES, L1NORM_ITEM
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
 
 NULL_TEXT = "null"
 """Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
@@ -213,6 +215,13 @@ class Tree:
     def periods(self) -> SessionPeriods:
         """The session of each rank at each time."""
         return SessionPeriods(each.status for each in self.sessions)
+
+    @cached_property
+    def is_recorded(self) -> bool:
+        """Whether rankdump wrote the tree, or imported it: it has, or will have, manifests."""
+        if self.manifests or self.sessions or (self.root / STATE_FOLDER).is_dir():
+            return True
+        return next(self.root.glob(f"*/{MANIFEST_FOLDER}"), None) is not None
 
     @property
     def whole(self) -> bool:

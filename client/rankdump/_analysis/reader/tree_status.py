@@ -28,6 +28,9 @@ from rankdump._core.status import (
 )
 from rankdump._core.tree_session import TreeSession
 
+UNRECORDED_TREE = "the tree has no manifests, so it is not known whether tensors are missing"
+"""Of a tree that MindSpore, CANN or another tool wrote."""
+
 
 def status(root: Path) -> StatusView:
     """Return the status of the job in the manifests of a tree, with findings about the tree."""
@@ -87,7 +90,10 @@ def damaged(tree: Tree) -> bool:
 def _tree_findings(tree: Tree) -> tuple[str, ...]:
     # In a part of a tree, missing ranks and iterations cannot be found.
     absences = (_missing_ranks, _empty_ranks, _missing_iterations) if tree.whole else ()
+    is_unknown = bool(tree.entries or tree.tables) and not (tree.tool or tree.is_recorded)
+    unrecorded = [UNRECORDED_TREE] if is_unknown else []
     return (
+        *unrecorded,
         *(sentence for finds in absences for sentence in finds(tree)),
         *retired_sentences(tree.gone),
         *_absent_baselines(tree),
@@ -203,6 +209,8 @@ def split_attempts(tree: Tree, entries: Entries) -> list[tuple[int, Entries]]:
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
     if tree.tool:  # it has no manifests
+        return []
+    if not tree.is_recorded:
         return []
     several = any(tree.attempts)
     places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)

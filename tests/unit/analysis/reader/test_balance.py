@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from rankdump._analysis.reader.rank_tallies import format_status_sentences
 from rankdump._core.status import SessionState
 from rankdump.reader import damaged, findings, status, walk
 
@@ -37,6 +39,15 @@ def test_status_of_an_iteration_without_manifest_is_incomplete(tree):
     assert unfinished[0].bytes_stored > 0
     (finding,) = findings(walk(tree.root))
     assert "rank 0: iteration 1" in finding
+
+
+@pytest.mark.parametrize("add", ["tensor", "row"])
+def test_tree_of_another_tool_is_not_called_incomplete(tree, add):
+    """It never has manifests, and nothing says what should be there."""
+    getattr(tree, add)(0, 1, "Default/a-A/A-op0", ONES)
+    unknown = "the tree has no manifests, so it is not known whether tensors are missing"
+    assert findings(walk(tree.root)) == (unknown,)
+    assert format_status_sentences(status(tree.root)) == (unknown,)
 
 
 def test_findings_name_missing_and_empty_ranks(tree):

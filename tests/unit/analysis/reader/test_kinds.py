@@ -10,6 +10,7 @@ import pytest
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import read_table_rows
 from rankdump._core.record import TensorSide
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout import statistic_tables
 from rankdump._layout.profile import PROFILES
 from rankdump.errors import CorruptedError
@@ -96,6 +97,7 @@ def test_tables_with_different_columns_are_both_read(tree):
 def test_iteration_of_rows_without_a_manifest_is_unfinished(tree):
     """A table without a manifest is not complete either."""
     tree.row(0, 4, "Default/a-A/A-op0", ONES)
+    (tree.root / STATE_FOLDER).mkdir()
     (finding,) = findings(walk(tree.root))
     assert "rank 0: iteration 4" in finding
     assert not damaged(walk(tree.root))
