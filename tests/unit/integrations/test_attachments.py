@@ -10,7 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -242,12 +244,24 @@ def test_torchtitan_begins_a_step_with_each_train_step(
 def test_documented_loop_numbers_steps_and_micro_batches(
     net: nn.Sequential, session: SessionJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (text,) = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())
+    text = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())[0]
     monkeypatch.setattr(rankdump, "attach", lambda model: session, raising=False)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     names = {"rankdump": rankdump, "model": net, "loss": torch.sum, "optimizer": optimizer}
     exec(text, {**names, "loader": [[X, X], [X]]})
     assert session.calls == [0, "micro 0", "micro 1", 1, "micro 0"]
+
+
+def test_documented_loop_dumps_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's calls have the arguments that a session takes."""
+    text = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())[1]
+    opened = create_autospec(rankdump.Session, instance=True)
+    monkeypatch.setattr(rankdump.Session, "from_environment", lambda: opened)
+    batches = [np.ones((2, 3))] * 2
+    exec(text, {"rankdump": rankdump, "batches": batches, "weight": np.ones((3, 4))})
+    assert [call[0] for call in opened.method_calls] == [*["step", "dump", "dump"] * 2, "close"]
+    sides = [call.args[2:4] for call in opened.dump.call_args_list]
+    assert sides == [("input", 0), ("output", 0)] * 2
 
 
 def test_error_of_rankdump_reaches_no_loop(net: nn.Module, failing_session: SessionJournal) -> None:
