@@ -1,3 +1,3 @@
-"""Process around the services of a daemon: gRPC server, access control, errors of calls, audit log,
-TLS, metrics, logs and lifecycle. Knows no service by name.
+"""Parts that a daemon process has around its services: gRPC server, access control, errors of
+calls, audit log, TLS, metrics, logs and lifecycle. This package depends on no particular service.
 """

@@ -1,7 +1,7 @@
-"""Audit log: a file with a JSON line for each call that read or changed something. Old files are
-renamed, and the oldest is replaced.
+"""Audit log: a file with one JSON line for each call that read or changed something. A full file is
+renamed, and the oldest file is replaced.
 
-No failure of the file ends a call: lines that could not be written are counted, reported once in
+A call never fails because of the file: lines that cannot be written are counted, reported once in
 the log, and reported in the file when it can be written again.
 """
 
@@ -23,20 +23,20 @@ from rankdump.errors import ConfigError
 from rankdumpd.server.state_files import is_transient
 
 MAX_AUDIT_BYTES = 16 << 20
-"""Size at which a file is renamed and a new one begun."""
+"""Size in bytes at which a file is renamed and a new one begins."""
 MAX_AUDIT_FILES = 5
 """Number of files: the current one, and `.1` to `.4` with earlier lines."""
 _LOG_MODE = 0o640
 _MAX_TEXT_CHARACTERS = 512
 
 AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
-"""Called with the name of an action and its particulars, as `AuditLog.add` is."""
+"""Function with the signature of `AuditLog.add`: it takes the name of an action and its fields."""
 
 _logger = logging.getLogger(__name__)
 
 
 def ignore_action(_what: str, _fields: Mapping[str, object]) -> None:
-    """Take the place of `AuditLog.add` where there is no audit log."""
+    """Do nothing; used in place of `AuditLog.add` if there is no audit log."""
 
 
 class AuditLog:
@@ -49,7 +49,9 @@ class AuditLog:
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_AUDIT_BYTES,
     ) -> None:
-        """`clock` gives seconds since the epoch. ConfigError when the file can never be opened."""
+        """`clock` returns seconds since the epoch. ConfigError when the path can never
+        be opened.
+        """
         self._path, self._clock, self._max_bytes = path, clock, max_bytes
         self._lock = threading.Lock()
         self._descriptor = -1
@@ -63,11 +65,13 @@ class AuditLog:
 
     @property
     def lost_lines(self) -> int:
-        """Lines that could not be written, and that the file does not mention yet."""
+        """Number of lines that could not be written and that the file does not report yet."""
         return self._lost
 
     def add(self, what: str, fields: Mapping[str, object]) -> None:
-        """Append a line with the time, an event and its fields; texts are cut at 512 characters."""
+        """Append a line with the time, the action `what` and its fields; texts are cut at 512
+        characters.
+        """
         line = self._line(what, fields)
         with self._lock:
             if self._lost:
@@ -81,7 +85,7 @@ class AuditLog:
                     _logger.error("lines of the audit log %s are lost: %s", self._path, error)
 
     def add_reload(self, files: Sequence[Path]) -> None:
-        """Append that files were reloaded."""
+        """Append a line that says which files were reloaded."""
         self.add("reload", {"who": "local", "files": [str(each) for each in files]})
 
     def close(self) -> None:
@@ -96,7 +100,7 @@ class AuditLog:
         return json.dumps(body).encode() + b"\n"
 
     def _write(self, line: bytes) -> None:
-        """Write a whole line, or nothing."""
+        """Write a line as a whole or not at all."""
         self._lock_file()
         try:
             size = os.fstat(self._descriptor).st_size
@@ -113,7 +117,9 @@ class AuditLog:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _lock_file(self) -> None:
-        """Lock the file that is at the path now: another process may have renamed it."""
+        """Open and lock the file that is at the path now, because another process may have renamed
+        it.
+        """
         while True:
             if self._descriptor < 0:
                 self._descriptor = _open_log(self._path)
@@ -143,7 +149,7 @@ class AuditLog:
 
 
 def _open_log(path: Path) -> int:
-    # Non-blocking, because the path may be a pipe without a reader.
+    # O_NONBLOCK, because the path may be a pipe without a reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags, _LOG_MODE)
 

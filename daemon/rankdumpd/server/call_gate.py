@@ -1,5 +1,5 @@
-"""Access control before every gRPC service: the caller is known by its certificate or by the mode
-of the socket, its call is admitted or refused, audited, and ended when its certificate is
+"""Access control before every gRPC service. The caller is identified by its certificate or by the
+mode of the socket; its call is admitted or refused, is audited, and ends when the certificate is
 revoked.
 """
 
@@ -44,7 +44,7 @@ _HANDLER_FACTORIES: Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandl
 
 @dataclass(slots=True, eq=False)
 class _AdmittedCall:
-    """A call that was admitted."""
+    """A call that was admitted and is running."""
 
     method: str
     caller: CallerIdentity
@@ -53,8 +53,8 @@ class _AdmittedCall:
 
 
 class CallGate(grpc.ServerInterceptor):
-    """Refuses calls that their caller may not make, audits the others, and ends open streams whose
-    certificate is revoked.
+    """Refuses calls that their caller may not make, audits the admitted ones, and ends open streams
+    whose certificate is revoked.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CallGate(grpc.ServerInterceptor):
         own_may: bool = False,
         counters: MetricCounters | None = None,
     ) -> None:
-        """Without certificates every caller is local. With `own_may` a caller with this server's
+        """Without `certificates` every caller is local. With `own_may` a caller with this server's
         certificate, such as the supervisor of a worker, may call everything.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
@@ -77,12 +77,12 @@ class CallGate(grpc.ServerInterceptor):
         self._thread = BackgroundThread(self._run, "rankdumpd-gate")
 
     def start(self) -> None:
-        """Start checking open streams."""
+        """Start the thread that checks open streams."""
         if self._revoked:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop checking; may be repeated, and called without `start`."""
+        """Stop the thread that checks open streams; may be repeated, and called without `start`."""
         self._thread.stop()
 
     def check_open_streams(self) -> None:
@@ -106,7 +106,7 @@ class CallGate(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        # Handlers are generic in the types of their messages.
+        # The type of a handler depends on the types of its messages, which are not known here.
         found: Any = handler
         kind = (bool(found.request_streaming), bool(found.response_streaming))
         serve = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
@@ -154,7 +154,7 @@ class CallGate(grpc.ServerInterceptor):
     def _admit(self, method: str, context: grpc.ServicerContext) -> _AdmittedCall:
         caller = LOCAL_CALLER
         if self._certificates:
-            # The type stubs have bytes in place of a sequence of them.
+            # The type stubs give each value as bytes, where gRPC returns a sequence of bytes.
             shown: Any = context.auth_context()
             caller = identify_caller(shown, context.peer())
         call = _AdmittedCall(method, caller, context)
@@ -162,7 +162,7 @@ class CallGate(grpc.ServerInterceptor):
             method, caller, revoked=self._read_revoked(), own=self._read_own_fingerprint()
         )
         if why:
-            # Once for each reason, because callers try again.
+            # Each reason is logged once, because refused callers try again.
             self._logged.log(logging.WARNING, f"a call was refused: {why}")
             self._counters.add(
                 "rankdump_refused_calls_total", code=grpc.StatusCode.PERMISSION_DENIED.name
@@ -173,7 +173,7 @@ class CallGate(grpc.ServerInterceptor):
 
     @contextmanager
     def _audited(self, call: _AdmittedCall, what: str = "call") -> Generator[None]:
-        """Audit the result of the call in the block."""
+        """Write an audit line with the result of the call that the block serves."""
         failure = ""
         try:
             yield
@@ -206,7 +206,7 @@ class CallGate(grpc.ServerInterceptor):
 
 
 def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerIdentity:
-    """Return the caller of a call over TLS, by what gRPC reports about its certificate."""
+    """Return the identity of a caller from what gRPC reports about its certificate."""
     texts = {
         name: [each.decode(errors="replace") for each in shown.get(name, ())]
         for name in ("x509_pem_cert", "x509_common_name", "peer_uri")
@@ -217,7 +217,9 @@ def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerId
 
 
 def _note_request(call: _AdmittedCall, request: Any, *, streamed: bool) -> object:
-    """Return a request, or a stream of them; the first one is described in the call."""
+    """Return the request or the stream of requests unchanged; its first message is described in
+    `call`.
+    """
     if not streamed:
         call.about |= describe_request(request)
         return request
@@ -229,13 +231,13 @@ def _note_request(call: _AdmittedCall, request: Any, *, streamed: bool) -> objec
             yield message
             return
 
-    # Only the first message passes through a generator.
+    # The generator handles the first message only, so later messages do not pay for it.
     return chain(first(), messages)
 
 
 def _find_result(context: grpc.ServicerContext) -> str:
-    """Return the status code that ended a call; empty when none has."""
-    # The type stubs lack this method on the server's side.
+    """Return the status code that ended a call; empty when no code has been set."""
+    # The type stubs lack this method for contexts of a server.
     known: Any = context
     code = known.code()
     if isinstance(code, grpc.StatusCode):

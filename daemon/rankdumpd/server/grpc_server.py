@@ -1,5 +1,5 @@
-"""gRPC server with health and reflection on one address, a Unix socket or a TCP port, and the
-status codes of calls that end with an error of rankdump. Knows no service by name.
+"""gRPC server with health and reflection on one address, which is a Unix socket or a TCP port, and
+the status codes for calls that end with an error of rankdump. Depends on no particular service.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
 MAX_RECEIVE_BYTES = 8 << 20
-# Every open stream occupies a thread, for up to 1,024 agents; threads start when needed.
+# Every open stream occupies a thread, and up to 1,024 agents have one; threads start when needed.
 MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
 _PRIVATE_MODE = 0o700
-# Files that other threads create meanwhile only lose write permissions of group and others.
+# Umask while the socket is bound. Files that other threads create at that time lose only write
+# permissions of group and others.
 _BINDING_UMASK = 0o022
 _STOPS = "it stops"
 
@@ -46,16 +47,18 @@ class GrpcService(Protocol):
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """Full names of its gRPC services."""
+        """Full names of the gRPC services of this part."""
         ...
 
     def register(self, server: grpc.Server) -> None:
-        """Add its servicers to a server that has not started."""
+        """Add the services of this part to a server that has not started."""
         ...
 
 
 class GrpcServer:
-    """A gRPC server for some services; `start` binds, `stop` may be called at any time."""
+    """A gRPC server for several services; `start` binds its address, `stop` may be called at any
+    time.
+    """
 
     def __init__(
         self,
@@ -68,9 +71,11 @@ class GrpcServer:
         group: int = -1,
         required: RequiredFiles | None = None,
     ) -> None:
-        """Serve TCP with certificates, if there are any; give the socket to a group, if not -1.
+        """Serve TCP with the certificates in `tls`, if given; give the socket to `group`, unless it
+        is -1.
 
-        Errors name the `setting` of the address. The socket is added to the `required` files.
+        Errors name `setting`, the setting that has the address. The socket is added to the
+        `required` files.
         """
         self._required = required or RequiredFiles()
         self._address, self._services, self._setting = address, services, setting
@@ -82,7 +87,9 @@ class GrpcServer:
         self._fault = "it starts"
 
     def start(self) -> str:
-        """Bind and serve; return the address that clients use, with the real port."""
+        """Bind the address and serve; return the address for clients, with the port
+        that was bound.
+        """
         path = check_address(self._setting, self._address, has_tls=self._tls is not None)
         if path:
             _prepare_socket_path(self._setting, path, self._group)
@@ -92,7 +99,7 @@ class GrpcServer:
             interceptors=[self._gate] if self._gate else [],
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-                # Otherwise a second server could share the port unnoticed.
+                # With this option, a second server could share the port unnoticed.
                 ("grpc.so_reuseport", 0),
             ],
         )
@@ -113,11 +120,11 @@ class GrpcServer:
         return bound
 
     def explain_fault(self) -> str:
-        """Return why health checks say that this server is not well; empty when it is."""
+        """Return why health checks report that this server does not serve; empty when it serves."""
         return self._fault
 
     def set_serving(self, *, is_serving: bool) -> None:
-        """Set the status of health checks; calls work in either case."""
+        """Set the status that health checks report; calls work in either case."""
         if self._fault != _STOPS:
             self._fault = "" if is_serving else "a file that it needs is missing; its log names it"
         states = health_pb2.HealthCheckResponse
@@ -155,8 +162,8 @@ class GrpcServer:
 
 
 def check_address(setting: str, address: str, *, has_tls: bool) -> Path | None:
-    """Return the socket's path of a `unix:` address, None for TCP; ConfigError where a server may
-    not listen at it, or nobody can.
+    """Return the path of the socket for a `unix:` address, None for TCP; ConfigError where a server
+    may not listen at the address, or nobody can.
     """
     path = parse_socket_path(address, setting)
     if path is None and not (parse_tcp_address(address) and (has_tls or is_loopback(address))):
@@ -166,7 +173,7 @@ def check_address(setting: str, address: str, *, has_tls: bool) -> Path | None:
 
 
 def parse_socket_path(address: str, setting: str = "listen") -> Path | None:
-    """Return the socket's path of a `unix:` address; None for TCP."""
+    """Return the path of the socket for a `unix:` address; None for TCP."""
     if not address.startswith("unix:"):
         return None
     text = address.removeprefix("unix:")
@@ -192,9 +199,10 @@ def _bind(server: grpc.Server, setting: str, address: str, tls: ServerCertificat
 
 
 def _check_bindable(setting: str, address: str) -> None:
-    """Raise UnavailableError with the system's reason where no address of a host can be bound.
+    """Raise an UnavailableError with the system's reason if none of the host's addresses can be
+    bound.
 
-    gRPC would say only that it failed, after a line of its own on standard error.
+    gRPC would only report that binding failed, after a line of its own on standard error.
     """
     host, port = parse_tcp_address(address) or ("", 0)
     fault: OSError | None = None
@@ -216,7 +224,8 @@ def _check_bindable(setting: str, address: str) -> None:
 
 
 def _bind_socket(server: grpc.Server, setting: str, path: Path, group: int) -> str:
-    # Connecting needs write permission, so others cannot connect before the mode is set.
+    # Connecting to a socket needs write permission, so with this umask no other user can connect
+    # before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -263,7 +272,8 @@ def _prepare_socket_path(setting: str, path: Path, group: int) -> None:
 
 
 def _build_bind_error(setting: str, address: str | Path, cause: str) -> UnavailableError:
-    # No ConfigError: the network or the end of another process may make the address usable.
+    # This is no ConfigError: the address may become usable when the network is up or another
+    # process ends.
     return UnavailableError(f"{setting}: {address} cannot be bound: {cause}")
 
 
@@ -277,13 +287,15 @@ def _give_to_group(path: Path, group: int, mode: int) -> None:
 
 
 _QUIET_S = 10.0
-"""Time of one line about calls that fail for the same reason: their callers try again."""
+"""Seconds in which calls that fail for the same reason are logged once, because callers
+try again.
+"""
 _recent_failures = RecentTexts(_QUIET_S)
 
 
 @contextmanager
 def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> Generator[None]:
-    """End the call with the status of the block's RankdumpError, which is logged and counted.
+    """If the block raises a RankdumpError, log and count it, and end the call with its status code.
 
     Any other exception passes: gRPC logs it and ends the call with UNKNOWN.
     """
@@ -293,7 +305,7 @@ def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> G
         code = get_status_code(error)
         text, level = f"call failed with {code.name}: {error}", logging.WARNING
         if isinstance(error, RetryableError):
-            # All ranks of a worker that is being restarted call at once, and again.
+            # When a worker is being restarted, all of its ranks call at once and repeatedly.
             level = logging.INFO if _recent_failures.is_new(text) else logging.DEBUG
         _logger.log(level, "%s", text)
         counters.add(REFUSED_CALLS_METRIC, code=code.name)

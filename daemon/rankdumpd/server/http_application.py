@@ -1,5 +1,5 @@
 """Paths of a daemon's HTTP server: metrics for Prometheus, health for probes, and the pages of dump
-trees where there are any. Imported only where an address for them is configured.
+trees if they are switched on. This module is imported only if an HTTP address is configured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _PATH_METHODS = {
     METRICS_PATH: "/rankdump.wire.v1.MetricsService/Metrics",
     HEALTH_PATH: "/grpc.health.v1.Health/Check",
 }
-"""Methods of gRPC whose roles may read a path; pages are for those who may read the status."""
+"""gRPC method for each path: who may call the method may read the path. Pages need the role for the
+status.
+"""
 
 
 def make_application(
@@ -41,8 +43,8 @@ def make_application(
     refusals: RefusalSink,
     pages: ASGIApp | None = None,
 ) -> ASGIApp:
-    """Return the application with its gate; `explain_fault` returns nothing for a daemon that is
-    well. Without pages every other path is refused.
+    """Return the application with its access control; `explain_fault` returns an empty text when
+    the daemon is healthy. Without `pages` every other path is refused.
     """
 
     def answer_metrics(request: Request) -> Response:
@@ -58,7 +60,7 @@ def make_application(
         status = error.status_code if isinstance(error, HTTPException) else 500
         why = f"metrics are at {METRICS_PATH}, health is at {HEALTH_PATH}"
         line = format_request_line(request.scope)
-        # The audit log may wait for a disk.
+        # In a thread, because the audit log may wait for a disk.
         await asyncio.to_thread(refusals.add, "path", get_caller(request.scope), line, why)
         return PlainTextResponse(f"{why}\n", status)
 

@@ -1,6 +1,6 @@
 """Lifecycle of a daemon process: start, readiness, reload and stop of its components, the signals
-that request them, and the notifications to the service manager (sd_notify(3)). Knows no
-component by name.
+that request them, and the notifications to the service manager (sd_notify(3)). Depends on no
+particular component.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdumpd.settings import DaemonSettings, adopt_settings
 
 
 def request_stop() -> None:
-    """Ask this process to stop in order, as SIGTERM from an operator does."""
+    """Request an orderly stop of this process, as SIGTERM from an operator does."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -49,7 +49,7 @@ class SignalWaiter:
     """
 
     def __init__(self, *, reloads: bool = False) -> None:
-        """Without `reloads`, SIGHUP keeps its earlier handler."""
+        """Without `reloads`, SIGHUP keeps its previous handler."""
         self._stop = self._reload = self._signalled = False
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
@@ -63,7 +63,9 @@ class SignalWaiter:
         return self._stop
 
     def wait(self, timeout_s: float | None = None) -> ProcessRequest:
-        """Return the next request, a stop before a reload; NOTHING after the timeout."""
+        """Return the next request, a stop before a reload; NOTHING if there is none within
+        `timeout_s`.
+        """
         while not (self._stop or self._reload):
             ready, _, _ = select.select([self._read_end], [], [], timeout_s)
             if not ready:
@@ -75,14 +77,16 @@ class SignalWaiter:
         return ProcessRequest.RELOAD
 
     def request(self, request: ProcessRequest = ProcessRequest.STOP) -> None:
-        """Request a stop or a reload from any thread; it does not count as a first signal."""
+        """Request a stop or a reload from any thread; unlike SIGTERM this does not count as a first
+        signal.
+        """
         self._stop = self._stop or request is ProcessRequest.STOP
         self._reload = self._reload or request is ProcessRequest.RELOAD
         with contextlib.suppress(OSError):  # the pipe is full or closed
             os.write(self._write_end, b"x")
 
     def close(self) -> None:
-        """Restore the earlier signal handlers."""
+        """Restore the previous signal handlers."""
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._earlier_wakeup)
@@ -101,14 +105,16 @@ class SignalWaiter:
 
 
 LIVENESS_INTERVAL_S = 10.0
-"""Seconds between two checks of the process, unless the watchdog asks for shorter ones."""
+"""Seconds between two checks of the process, unless the watchdog needs a shorter interval."""
 _US = 1_000_000
 
 _logger = logging.getLogger(__name__)
 
 
 class ServiceManagerNotifier:
-    """Notifies the service manager that the environment names; safe to use from any thread."""
+    """Sends notifications to the service manager that the environment names; safe to use from any
+    thread.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         # Read here and not in the settings: systemd sets these variables, not the operator.
@@ -125,15 +131,17 @@ class ServiceManagerNotifier:
         )
 
     def send_ready(self, status: str) -> None:
-        """Notify that this process serves, also after a reload."""
+        """Notify the service manager that this process serves; also used after a reload."""
         self._send("READY=1", f"STATUS={status}")
 
     def send_reloading(self) -> None:
-        """Notify that settings are being reloaded; `send_ready` has to follow."""
+        """Notify the service manager that settings are being reloaded; `send_ready` has
+        to follow.
+        """
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def send_stopping(self, status: str) -> None:
-        """Notify that this process begins to stop."""
+        """Notify the service manager that this process begins to stop."""
         self._send("STOPPING=1", f"STATUS={status}")
 
     def send_status(self, text: str) -> None:
@@ -148,7 +156,9 @@ class ServiceManagerNotifier:
     def extend_timeout(
         self, limit_s: float, *, unless: Callable[[], bool] = lambda: False
     ) -> Generator[None]:
-        """Request more time for the start or stop in the block, for at most `limit_s`."""
+        """Request more time while the block starts or stops the process, for at most `limit_s`
+        seconds.
+        """
         if not self._address:
             yield
             return
@@ -156,7 +166,8 @@ class ServiceManagerNotifier:
         def extend() -> None:
             deadline_s = time.monotonic() + limit_s
             while not extender.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
-                # The time counts from this message and must outlast the interval to the next one.
+                # The requested time counts from this message and must be longer than the interval
+                # to the next one.
                 self._send(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
 
         extender = BackgroundThread(extend, "rankdumpd-notify")
@@ -203,7 +214,7 @@ _PROGRESS_INTERVAL_S = 0.5
 _NOTICE_INTERVAL_S = 10.0
 """Seconds between two log lines about an end that goes on."""
 _START_TIMEOUT_S = 3600.0
-"""Limit of the time for a start that is requested from the service manager."""
+"""Upper limit in seconds of the time that a start requests from the service manager."""
 _EXIT_FAILED = 1
 
 SettingsReader = Callable[[Mapping[str, str]], DaemonSettings]
@@ -214,18 +225,22 @@ class Component(Protocol):
     """A part of the process with a start, a stop and a health."""
 
     max_stop_s = 6.0
-    """Longest duration of `stop` after the deadline of a drain, unless a disk hangs."""
+    """Longest time in seconds that `stop` takes after the deadline of a drain, unless a
+    disk hangs.
+    """
 
     def start(self) -> None:
-        """Start working."""
+        """Start the threads of the component."""
         ...
 
     def drain(self, timeout_s: float) -> int:
-        """Accept nothing new, finish the rest; return the number of items left at the deadline."""
+        """Accept nothing new and finish the rest; return the number of items left after
+        `timeout_s`.
+        """
         ...
 
     def explain_unfinished(self) -> str:
-        """Return what becomes of the items that `drain` left, for the log."""
+        """Return for the log what happens to the items that `drain` left unfinished."""
         return "ranks send them again"
 
     def count_finished(self) -> int:
@@ -240,14 +255,15 @@ class Component(Protocol):
         """Apply the settings that may change while the component works."""
 
     def fault(self) -> str:
-        """Return which part failed and needs a restart of the process; empty if none did.
+        """Return which part failed, if only a restart of the process repairs it; empty if none
+        failed.
 
-        A disk that hangs is not a fault: a new process would hang too.
+        A disk that hangs is not a fault, because a new process would hang too.
         """
         return ""
 
     def summarize(self) -> str:
-        """Return a short status with numbers, without waiting."""
+        """Return a short status line with numbers, without waiting."""
         return ""
 
 
@@ -288,13 +304,13 @@ def wait_while_finishing(
 
 
 _COLLECTED_AFTER_OBJECTS = 50_000
-"""New objects after which Python looks for cycles among them, in place of 700."""
+"""Number of new objects after which Python searches them for cycles; the default is 700."""
 
 
 def relax_garbage_collector() -> None:
-    """Make Python look for cyclic garbage less often, and never among what is loaded by now.
+    """Make Python search for cyclic garbage less often, and never among the objects that exist now.
 
-    Values that pass through a daemon are tuples without cycles, and a batch of them is thousands.
+    Most values in a daemon are tuples without cycles, and one batch consists of thousands of them.
     """
     gc.collect()
     gc.freeze()
@@ -303,13 +319,14 @@ def relax_garbage_collector() -> None:
 
 
 def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lambda: False) -> None:
-    """Stop this process when a pipe has ended and `still_used` is false.
+    """Stop this process after the end of a pipe, unless `still_used` returns true.
 
     The pipe ends when the process at its other end exits or is killed.
     """
 
     def wait() -> None:
-        # Unbuffered: this thread would hold the lock of a buffered file, which aborts the exit.
+        # Read without a buffer: at exit this thread would hold the lock of a buffered file, and the
+        # interpreter aborts then.
         while os.read(descriptor, 4096):
             pass
         while still_used():
@@ -320,7 +337,7 @@ def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lam
 
 
 class DaemonRun:
-    """Runs one process: its start, its service and its end."""
+    """Runs one daemon process from its start to its end."""
 
     def __init__(
         self,
@@ -355,8 +372,8 @@ class DaemonRun:
     def run(self, begin_watch: Callable[[], None] = lambda: None) -> int:
         """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
-        SIGHUP reloads the settings. A stop that a hanging disk blocks ends the process with status
-        1. `begin_watch` is called when signals are handled: what it begins may send one at once.
+        SIGHUP reloads the settings. If a hanging disk blocks the stop, the process ends with status
+        1. `begin_watch` is called once signals are handled, because the watch may send one at once.
         """
         try:
             begin_watch()
@@ -382,7 +399,9 @@ class DaemonRun:
             self._pipe.send_ready(address)
 
     def _serve(self) -> None:
-        """Wait for the request to stop; reload and notify the service manager meanwhile."""
+        """Wait for the request to stop; in the meantime handle reloads and notify the service
+        manager.
+        """
         tick_s = min(self._notifier.tick_s, _REQUIRED_FILES_INTERVAL_S)
         while (request := self._signals.wait(tick_s)) is not ProcessRequest.STOP:
             self._check_required_files()
@@ -472,7 +491,7 @@ class DaemonRun:
         return unfinished
 
     def _accept_environment(self, environ: Mapping[str, str]) -> None:
-        """Request a reload with the settings that the supervisor sent."""
+        """Adopt the environment with settings that the supervisor sent, and request a reload."""
         self._environ = environ
         self._signals.request(ProcessRequest.RELOAD)
 
@@ -498,7 +517,9 @@ class DaemonRun:
         self._notifier.send_ready(self._summarize())
 
     def _check_required_files(self) -> None:
-        """Log missing required files. They are no fault: a new process would lose more."""
+        """Log missing required files. A missing file is no fault, because a restart would lose
+        more.
+        """
         missing = self._required.find_missing()
         for sentence in missing:
             if sentence not in self._missing:
@@ -508,7 +529,9 @@ class DaemonRun:
         self._missing = missing
 
     def _has_fault(self) -> bool:
-        """Return whether a component has died; a worker exits then, and is restarted."""
+        """Return whether a component has a fault; a worker with a fault exits here and is
+        restarted.
+        """
         faults = [f"{type(c).__name__}: {text}" for c in self._components if (text := c.fault())]
         fault = "; ".join(faults)
         if fault and fault != self._fault:
@@ -525,5 +548,5 @@ class DaemonRun:
 
 
 def _keeps_process(thread: threading.Thread) -> bool:
-    """Return whether the interpreter would wait for one of our threads at its exit."""
+    """Return whether the interpreter would wait at its exit for this thread of the daemon."""
     return not thread.daemon and thread.name.startswith("rankdumpd")

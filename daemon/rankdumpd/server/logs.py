@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 from rankdumpd.settings import LogSettings
 
 LOG_KEYS = ("job", "rank", "session", "iteration", "root", "worker")
-"""The only keys that `extra=` may use, and that JSON lines have beside the message."""
+"""The only keys that `extra=` may use; JSON lines have them beside the message."""
 
 _PRIORITIES = (
     (logging.CRITICAL, 2),
@@ -26,11 +26,11 @@ _PRIORITIES = (
     (logging.INFO, 6),
     (logging.NOTSET, 7),
 )
-"""Priorities of syslog, each with the lowest log level that gets it."""
+"""Syslog priorities, each with the lowest log level that it stands for, highest first."""
 
 
 class SessionIdentity(Protocol):
-    """Object with the ids of a session, such as its request or its status."""
+    """Object with the ids of a session, such as a session request or a session status."""
 
     @property
     def job_id(self) -> str:
@@ -49,30 +49,30 @@ class SessionIdentity(Protocol):
 
 
 def build_log_fields(session: SessionIdentity, **more: object) -> dict[str, object]:
-    """Return the `extra` fields of a log line about a session."""
+    """Return the `extra` fields for log lines about a session."""
     return {"job": session.job_id, "rank": session.rank, "session": session.session_id, **more}
 
 
 def log_about(
     logger: logging.Logger, session: SessionIdentity, **more: object
 ) -> logging.LoggerAdapter[logging.Logger]:
-    """Return a logger of lines about a session."""
+    """Return a logger whose lines carry the ids of a session."""
     return logging.LoggerAdapter(logger, build_log_fields(session, **more))
 
 
 class RecentTexts:
-    """Texts of the last seconds, each of which needs one line meanwhile; safe to use from several
-    threads.
+    """Texts that were logged recently and are not logged again for some seconds; safe to use from
+    several threads.
     """
 
     def __init__(self, quiet_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Forget a text so long after its line."""
+        """A text counts as new again `quiet_s` seconds after it was logged."""
         self._quiet_s, self._clock = quiet_s, clock
         self._lock = threading.Lock()
         self._logged_s: dict[str, float] = {}
 
     def is_new(self, text: str) -> bool:
-        """Remember a text; return whether it needs a line."""
+        """Remember a text; return whether it has to be logged."""
         with self._lock:
             now_s = self._clock()
             self._logged_s = {
@@ -84,21 +84,23 @@ class RecentTexts:
 
 
 class TextLogFormatter(logging.Formatter):
-    """Formats lines for people; `who` comes before the name of the logger."""
+    """Formats log lines for people; `who` is put in front of the name of the logger."""
 
     def __init__(self, who: str = "") -> None:
         super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")
 
 
 class JsonLogFormatter(logging.Formatter):
-    """A JSON object a line: time, level, logger, message, process, and the LOG_KEYS that it has."""
+    """Formats a log line as a JSON object: time, level, logger, message, process, and the LOG_KEYS
+    that are set.
+    """
 
     def __init__(self, who: str = "") -> None:
         super().__init__()
         self._process = {"process": os.getpid(), **({"who": who.strip()} if who else {})}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its newline."""
+        """Return the JSON line without its newline."""
         time = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         found: dict[str, object] = {
             "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -114,20 +116,20 @@ class JsonLogFormatter(logging.Formatter):
 
 
 class JournalLogFormatter(logging.Formatter):
-    """Puts the priority that journald reads before each line of another formatter."""
+    """Puts the priority that journald reads in front of each line of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines, each with its priority."""
+        """Return the lines of the other formatter, each with its priority."""
         mark = next(f"<{number}>" for least, number in _PRIORITIES if record.levelno >= least)
         return mark + self._inner.format(record).replace("\n", f"\n{mark}")
 
 
 def build_formatter(settings: LogSettings, *, who: str, journal: bool) -> logging.Formatter:
-    """Return the formatter for these settings."""
+    """Return the formatter for the log settings; `journal` adds priorities for journald."""
     formatter = JsonLogFormatter(who) if settings.format == "json" else TextLogFormatter(who)
     return JournalLogFormatter(formatter) if journal else formatter
 
@@ -135,7 +137,7 @@ def build_formatter(settings: LogSettings, *, who: str, journal: bool) -> loggin
 def set_up_logging(
     settings: LogSettings, environ: Mapping[str, str], *, who: str = "", to: TextIO | None = None
 ) -> None:
-    """Set up the log of this process on standard error; `who` names a worker."""
+    """Send the log of this process to standard error; `who` names a worker."""
     stream = to or sys.stderr
     handler = logging.StreamHandler(stream)
     journal = environ.get("JOURNAL_STREAM", "") == _identify_stream(stream)
@@ -144,7 +146,7 @@ def set_up_logging(
 
 
 def _identify_stream(stream: TextIO) -> str:
-    """Return device and inode of a stream, in the form of systemd's JOURNAL_STREAM."""
+    """Return the device and inode of a stream, in the form that systemd's JOURNAL_STREAM has."""
     try:
         found = os.fstat(stream.fileno())
     except OSError:

@@ -1,5 +1,5 @@
 """Resources of the machine that this process may use: memory and cores within its control groups,
-descriptors, the id of the host, and its scheduling priority.
+file descriptors, the id of the host, and the scheduling priority.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ _OWN_CGROUP_FILE = Path("/proc/self/cgroup")
 _AUTOGROUP_FILE = Path("/proc/self/autogroup")
 _MAX_NICENESS = 19
 MIN_DESCRIPTORS = 64
-"""What a daemon with a few ranks needs; gRPC ends the process that has too few."""
+"""Descriptors that a daemon with a few ranks needs; with too few, gRPC aborts the process."""
 
 
 def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
-    """Return the memory of the machine, or of a control group around this process if it is less."""
+    """Return the bytes of memory of the machine, or the lowest limit of the control groups around
+    this process if that is less.
+    """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # `max` means that there is no limit.
+    # The text `max` means that there is no limit.
     limits = [
         int(text) for text in _iter_cgroup_limits("memory.max", groups, own) if text.isdecimal()
     ]
@@ -33,7 +35,9 @@ def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE)
 
 
 def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
-    """Return the cores that this process may use, by affinity and by a unit's CPUQuota."""
+    """Return the number of cores that this process may use, by its affinity and the CPUQuota of its
+    unit.
+    """
     allowed = len(os.sched_getaffinity(0))
     for text in _iter_cgroup_limits("cpu.max", groups, own):
         quota, _, period = text.partition(" ")
@@ -43,10 +47,10 @@ def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> in
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of this process's descriptors to the hard one.
+    """Raise the soft limit of open file descriptors to the hard limit.
 
-    Shells and units set it to 1024 for programs that cannot use more. ConfigError where the hard
-    limit is too low to serve anybody.
+    Shells and systemd units set the soft limit to 1024 for programs that cannot use more.
+    ConfigError where the hard limit is too low for a daemon.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -57,10 +61,12 @@ def raise_descriptor_limit() -> None:
 
 
 def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:
-    """Return a text that all processes of one host share and no other host has, whatever its name.
+    """Return a text that is the same for all processes of this host and differs on every other
+    host, whatever the host's name is.
 
     It contains the boot id, the machine id and the network namespace: containers of one machine
-    count as several hosts, and copied images share a machine id. Empty if none can be read.
+    count as several hosts, and copied images share a machine id. Empty if none of the three can be
+    read.
     """
     parts: list[str] = []
     for path in (proc / "sys/kernel/random/boot_id", machine):
@@ -72,9 +78,10 @@ def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-
 
 
 def lower_priority(niceness: int) -> None:
-    """Raise the niceness of this process to at least that much.
+    """Raise the niceness of this process to at least `niceness`.
 
-    All threads get it, because others would wait for a single nice thread that holds the GIL.
+    The niceness applies to all threads: if a single thread were nice, others would wait for it
+    while it holds the GIL.
     """
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -82,7 +89,7 @@ def lower_priority(niceness: int) -> None:
 
 
 def become_idle() -> None:
-    """Run only where a core has nothing else to do, as far as this process may ask for it."""
+    """Run this process only on cores that are otherwise idle, as far as it may set that."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
@@ -92,8 +99,8 @@ def become_idle() -> None:
 
 
 def lower_session_priority(niceness: int) -> None:
-    """Lower the session that this process leads: some kernels schedule each session as one group,
-    in which alone the niceness of a process counts (sched(7), autogroup).
+    """Raise the niceness of the session that this process leads: some kernels schedule each session
+    as one group, and the niceness of a process counts only within the group (sched(7), autogroup).
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
@@ -101,7 +108,7 @@ def lower_session_priority(niceness: int) -> None:
 
 
 def _iter_cgroup_limits(name: str, groups: Path, own: Path) -> Iterator[str]:
-    """Yield a limit of each control group around this process (cgroup v2)."""
+    """Yield the limit with this name of each control group around this process (cgroup v2)."""
     try:
         inner = groups / own.read_text().strip().rpartition("::/")[2]
     except OSError:

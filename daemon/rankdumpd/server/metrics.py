@@ -1,5 +1,5 @@
-"""Metrics of the daemons: the table of every metric by Prometheus' naming conventions with its kind
-and labels, and the counters of a process, which never fall while the process lives.
+"""Metrics of the daemons: the table of all metrics with their Prometheus names, types and labels,
+and the counters of a process, which never decrease while the process lives.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_LABELLED_SAMPLES = 64
 DURATION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the buckets of duration histograms."""
 PAGE_REFUSAL_REASONS = ("busy", "certificate", "malformed", "method", "path", "role")
-"""Reasons why the page refuses a request: too many connections, no trusted certificate, not
-HTTP, a method other than GET, another path, a certificate without a reading role or revoked.
+"""Reasons for which the HTTP server refuses a request: too many connections (`busy`), no trusted
+certificate, not HTTP (`malformed`), a method other than GET, an unknown path, a certificate that is
+revoked or has no reading role (`role`).
 """
 
 REFUSED_CALLS_METRIC = "rankdump_refused_calls_total"
@@ -49,7 +50,7 @@ class MetricKind(str, Enum):
 
 
 class MetricAggregation(str, Enum):
-    """How samples of several processes are combined."""
+    """How the samples of several processes are combined into one."""
 
     SUM = "sum"
     LEAST = "least"
@@ -63,7 +64,7 @@ class MetricDefinition:
     kind: MetricKind
     help_text: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The values of each label where they are known in advance; empty where they are not."""
+    """All values of each label, where they are known in advance; else empty."""
     aggregation: MetricAggregation = MetricAggregation.SUM
 
 
@@ -225,17 +226,17 @@ METRIC_DEFINITIONS: Mapping[str, MetricDefinition] = {
     )
     for name, metric in table.items()
 }
-"""Metrics by the name that dashboards and alerts use."""
+"""All metrics by full name, as dashboards and alerts use it."""
 LEDGER_COUNTERS = frozenset(
     {"rankdump_agent_report_lost_events_total", "rankdump_agent_retired_iterations_total"}
 )
-"""Counters that the ledger keeps: the next process of an agent goes on from them."""
+"""Counters that are stored in the ledger, so the next process of an agent continues them."""
 
 _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 
 
 def find_metric_name(name: str) -> str:
-    """Return the metric of a sample; a histogram has several samples.
+    """Return the name of the metric that a sample belongs to; a histogram has several samples.
 
     >>> find_metric_name("rankdump_agent_commit_seconds_bucket")
     'rankdump_agent_commit_seconds'
@@ -250,7 +251,7 @@ def find_metric_name(name: str) -> str:
 
 
 def is_cumulative(name: str) -> bool:
-    """Return whether samples of that name never fall while a process lives."""
+    """Return whether samples with this name never decrease while a process lives."""
     metric = METRIC_DEFINITIONS.get(find_metric_name(name))
     return metric is not None and metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
 
@@ -261,7 +262,9 @@ def build_sample_key(sample: MetricSample) -> SampleKey:
 
 
 def aggregate_samples(samples: Iterable[MetricSample]) -> list[MetricSample]:
-    """Return one sample for all that have the same name and labels; unknown names are left out."""
+    """Return one sample for all samples with the same name and labels; unknown names
+    are left out.
+    """
     found: dict[SampleKey, float] = {}
     for sample in samples:
         metric = METRIC_DEFINITIONS.get(find_metric_name(sample.name))
@@ -281,7 +284,7 @@ def aggregate_samples(samples: Iterable[MetricSample]) -> list[MetricSample]:
 class MetricCounters:
     """Counters by name and labels; safe to use from several threads.
 
-    Frequent counts are added in batches: `add_all` takes the lock once.
+    Frequent counts should be added in batches, because `add_all` takes the lock once.
     """
 
     def __init__(self) -> None:
@@ -291,7 +294,9 @@ class MetricCounters:
         self._seconds: dict[str, float] = {}
 
     def start_at_zero(self, prefix: str) -> None:
-        """Start counters whose name begins with the prefix at 0, for each value of their labels."""
+        """Set all counters whose names begin with `prefix` to 0, for each known value of their
+        labels.
+        """
         for name, metric in METRIC_DEFINITIONS.items():
             if name.startswith(prefix):
                 self._start_metric(name, metric)
@@ -314,7 +319,7 @@ class MetricCounters:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def samples(self) -> list[MetricSample]:
-        """Return all counters and histograms."""
+        """Return the samples of all counters and histograms."""
         with self._lock:
             found = [
                 MetricSample(name, value, dict(labels))

@@ -1,6 +1,6 @@
-"""Metrics endpoint: the gRPC service, the HTTP server of metrics, health and pages as a component,
-and the requests that it refused, which are counted, audited and logged. The exposition format is
-prometheus_client's.
+"""Metrics endpoint: the gRPC service of metrics, the HTTP server of metrics, health and pages as a
+component, and the handling of refused requests, which are counted, audited and logged.
+prometheus_client writes the exposition format.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
 AUDIT_INTERVAL_S = 1.0
-"""Shortest time between two audit lines about callers without a trusted certificate."""
+"""Shortest time in seconds between two audit lines about callers without a trusted certificate."""
 
 _logger = logging.getLogger(__name__)
 
 
 class PageRefusals:
-    """Counts, audits and logs refused requests; safe to use from several threads.
+    """Counts, audits and logs refused HTTP requests; safe to use from several threads.
 
-    Anyone who reaches the port can cause refusals. For callers without a trusted certificate one
-    audit line a second is written, with the number of refusals in between, so that they cannot
+    Anyone who reaches the port can cause refusals. Callers without a trusted certificate therefore
+    get one audit line a second, with the number of refusals in between, so that they cannot
     displace other entries. All refusals are counted.
     """
 
@@ -65,7 +65,7 @@ class PageRefusals:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the counters at 0; `clock` is monotonic, in seconds."""
+        """Start the counters at 0; `clock` returns seconds of a monotonic clock."""
         self._counters, self._audit, self._clock = counters, audit, clock
         self._counters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class PageRefusals:
         self._unaudited = 0
 
     def count(self, reason: str) -> None:
-        """Count a refusal of which only the reason is known."""
+        """Count a refused request of which only the reason is known."""
         self._counters.add(PAGE_REFUSALS_METRIC, reason=reason)
 
     def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
@@ -90,7 +90,9 @@ class PageRefusals:
             self._audit.add("refused", {**fields, "more": more} if more else fields)
 
     def _count_unaudited(self) -> int | None:
-        """Return how many refusals were not audited before this one; None to skip this one too."""
+        """Return the number of refusals since the last audit line; None if this refusal gets no
+        line either.
+        """
         with self._lock:
             now_s = self._clock()
             if now_s < self._next_audit_s:
@@ -102,14 +104,14 @@ class PageRefusals:
 
 
 _THREADS = 8
-"""Answers that are made at a time."""
+"""Number of answers that are computed at the same time."""
 _MAX_CONNECTIONS = 8
 _MAX_PAGE_CONNECTIONS = 256
-"""The same where people read pages: a browser holds up to six."""
+"""Largest number of connections if the server also has pages: one browser opens up to six."""
 
 
 def build_registry(samples: Callable[[], Sequence[MetricSample]]) -> CollectorRegistry:
-    """Return the registry for an encoder: current samples, and those of the process itself."""
+    """Return the registry to encode: the current samples, and the metrics of the process itself."""
     registry = CollectorRegistry()
     registry.register(_SampleCollector(samples))
     ProcessCollector(registry=registry)
@@ -121,7 +123,7 @@ class _SampleCollector(Collector):
         self._samples = samples
 
     def describe(self) -> list[Family]:
-        """Return nothing: metrics are described with their samples."""
+        """Return nothing, because each metric is described together with its samples."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -146,7 +148,7 @@ SampleSource = Callable[[], Sequence[MetricSample]]
 
 
 class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
-    """All metrics of a process: a gRPC service, and the content of the page."""
+    """All metrics of a process, for the gRPC service and for the HTTP path `/metrics`."""
 
     service_names: tuple[str, ...] = (
         metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"].full_name,
@@ -168,7 +170,7 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
         return status_messages.samples_to_wire(self.samples())
 
     def samples(self) -> list[MetricSample]:
-        """Return the samples of all sources but those that fail."""
+        """Return the samples of all sources; a source that fails is left out."""
         found = [
             MetricSample("rankdump_build_info", 1, {"version": version("rankdump")}),
             MetricSample("rankdump_start_time_seconds", self._start_s),
@@ -178,14 +180,17 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
                 found += source()
                 self._logged.forget(str(number))
             except Exception as error:
-                # The metrics of other sources are most useful when something is broken.
+                # One failing source must not hide the others, which are most useful when something
+                # is broken.
                 text = f"the metrics of one source are omitted: {error!r}"
                 self._logged.log(logging.ERROR, text, about=str(number))
         return aggregate_samples(found)
 
 
 def parse_metrics_address(address: str, *, has_tls: bool) -> tuple[str, int]:
-    """Return host and port; ConfigError for no address, and for one that is open to all hosts."""
+    """Return host and port; ConfigError for an invalid address, and for one that is open to all
+    hosts.
+    """
     found = parse_tcp_address(address)
     if found is None or not (has_tls or is_loopback(address)):
         allowed = "host:port on loopback, or any host:port with certificates ([tls])"
@@ -209,8 +214,8 @@ class MetricsEndpoint(lifecycle.Component):
         explain_fault: Callable[[], str] = lambda: "",
         pages: PageProcess | None = None,
     ) -> None:
-        """`explain_fault` returns why the daemon is not well. ConfigError when the address would
-        be open to all hosts, or certificates cannot be read.
+        """`explain_fault` returns why the daemon is not healthy. ConfigError when the address would
+        be open to all hosts, or when certificates cannot be read.
         """
         self._host, self._port = parse_metrics_address(address, has_tls=tls.on)
         self._certificates = ServerCertificates(tls) if tls.on else None
@@ -222,12 +227,12 @@ class MetricsEndpoint(lifecycle.Component):
 
     @property
     def address(self) -> str:
-        """Address of the server, with the real port once it has started."""
+        """Address of the server; after the start with the port that was bound."""
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def start(self) -> None:
-        """Listen; UnavailableError when that is not possible now, ConfigError when a module is not
-        installed.
+        """Listen at the address; UnavailableError when that is not possible now, ConfigError when a
+        module is not installed.
         """
         try:
             from rankdump._http.http_server import bind_listener
@@ -250,7 +255,7 @@ class MetricsEndpoint(lifecycle.Component):
         _logger.info("metrics are served at %s/metrics", self.address)
 
     def drain(self, timeout_s: float) -> int:
-        """Continue to serve, so that metrics show the progress of the drain."""
+        """Do nothing: the server continues, so that metrics show the progress of the drain."""
         return 0
 
     def stop(self) -> None:

@@ -1,10 +1,10 @@
-"""Process of the pages of dump trees and running jobs: started, told of trees and of the status,
-restarted when it ends, and asked for pages over a socket in a private folder. It has an interpreter
-of its own, so that what a page reads does not delay the calls of agents. It reads the status at a
-socket that answers each connection with one message.
+"""Process that shows pages of dump trees and running jobs. The daemon starts it, sends it the list
+of trees and the status, restarts it when it ends, and forwards page requests to it over a socket in
+a private folder. It is a separate interpreter, so that reading for a page does not delay calls of
+agents. The status is sent over a socket that answers each connection with one message.
 
-Others cannot enter the private folder. Its lock tells that the process lives, so the next process
-removes those that killed ones have left.
+Other users cannot enter the private folder. The process holds a lock in it while it lives, so a
+later process can remove the folders of killed ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class PrivateFolder:
         for tries_left in reversed(range(_MAX_TRIES)):
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = _lock_own_folder(self.path)
-            # A disk without locks fails each time, and nobody can lock the folder to remove it.
+            # On a disk without locks every attempt fails, and no process can lock the folder to
+            # remove it.
             if self._lock >= 0 or not tries_left:
                 return
             shutil.rmtree(self.path, ignore_errors=True)
@@ -78,7 +79,7 @@ def _lock_own_folder(path: Path) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.fstat(lock)
-            # Another process may have removed it before it was locked here.
+            # After another process has removed the folder, its lock file has no name any more.
             if found.st_uid == os.geteuid() and found.st_nlink:
                 return lock
         except BlockingIOError:
@@ -92,7 +93,9 @@ _STATUS_BACKLOG = 4
 
 
 class StatusSocket:
-    """Answers one connection at a time: there is one reader, which asks once a second at most."""
+    """Serves the status of jobs; one connection at a time, because its only reader asks at most
+    once a second.
+    """
 
     def __init__(self, build_status: Callable[[], StatusView]) -> None:
         self._build_status = build_status
@@ -101,7 +104,7 @@ class StatusSocket:
         self._thread = BackgroundThread(self._run, "rankdumpd-status")
 
     def start(self, path: str) -> None:
-        """Listen at a path in a folder that others cannot enter."""
+        """Listen at a socket path in a folder that other users cannot enter."""
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(path)
         self._listening.listen(_STATUS_BACKLOG)
@@ -112,7 +115,7 @@ class StatusSocket:
         if self._listening is None:
             return
         self._thread.request_stop()
-        # This ends the wait for a connection, which closing alone does not.
+        # Closing the socket alone would not end the thread's wait for a connection.
         self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join(_SEND_TIMEOUT_S)
         self._listening.close()
@@ -133,12 +136,12 @@ class StatusSocket:
                 self._answer(asking)
 
     def _answer(self, asking: socket.socket) -> None:
-        """Send the status; nothing when it cannot be told."""
+        """Send the status over an accepted connection; send nothing if it cannot be determined."""
         try:
             asking.settimeout(_SEND_TIMEOUT_S)
             asking.sendall(view_to_wire(self._build_status()).SerializeToString())
         except Exception:
-            # The daemon has other work, which this must not end.
+            # An error here must not end the daemon, which has other work.
             _logger.exception("the status cannot be told to the pages")
 
 
@@ -146,7 +149,7 @@ _MODULE = "rankdump._web.tree_server"
 _FOLDER_PREFIX = "rankdumpd-pages-"
 _PAGES, _STATUS = "pages.sock", "status.sock"
 _INTERVAL_S = 1.0
-"""Pause between two looks at the trees and at the process."""
+"""Seconds between two checks of the list of trees and of the process."""
 _MAX_RESTART_DELAY_S = 60.0
 _STEADY_RUN_S = 60.0
 _END_S = 3.0
@@ -154,7 +157,7 @@ _BACKLOG = 256
 _CHUNK_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 16
 _MAX_ANSWER_S = 120.0
-"""Longest time until a page begins; pages have limits of their own."""
+"""Longest wait in seconds for the first byte of a page; pages have limits of their own."""
 _NO_ANSWER = (
     asyncio.TimeoutError,
     asyncio.IncompleteReadError,
@@ -166,14 +169,14 @@ _FORWARDED_HEADERS = ("accept", "hx-request", "if-none-match", "if-modified-sinc
 
 
 class AnswerHead(NamedTuple):
-    """Status and headers of an answer."""
+    """Status code and headers of an HTTP answer."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
 
 class PageProcess:
-    """Runs the process, and forwards requests to it as an ASGI application."""
+    """Runs the process of pages and forwards requests to it; usable as an ASGI application."""
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class PageProcess:
         audit: AuditLog | None = None,
     ) -> None:
         """`list_trees` returns the roots of trees that have pages; it is called every second.
-        `build_status` returns the status of all jobs; it is called while somebody watches them.
+        `build_status` returns the status of all jobs; it is called while a page of jobs is open.
         """
         self._list_trees, self._audit = list_trees, audit
         self._status = StatusSocket(build_status)
@@ -195,7 +198,7 @@ class PageProcess:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process; None while there is none."""
+        """Process id of the process of pages; None while it does not run."""
         process = self._process
         return process.pid if process else None
 
@@ -209,7 +212,7 @@ class PageProcess:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the process; may be repeated, and called without `start`."""
+        """End the process of pages; may be repeated, and called without `start`."""
         self._thread.stop(_END_S)
         self._end_process()
         self._status.stop()
@@ -219,7 +222,7 @@ class PageProcess:
             self._listening = self._folder = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request, and audit it."""
+        """Forward an HTTP request to the process of pages, and audit it."""
         status = "CANCELLED"
 
         async def send_noted(message: Message) -> None:
@@ -279,7 +282,7 @@ class PageProcess:
                     pause_s = backoff.next_pause_s()
                 self._send_trees()
             except Exception:
-                # The daemon has other work, which this must not end.
+                # An error here must not end the daemon, which has other work.
                 _logger.exception("the process of pages cannot be started or told of trees")
                 pause_s = backoff.next_pause_s()
             self._thread.wait(pause_s)
@@ -291,27 +294,29 @@ class PageProcess:
         self._known = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(number), self._find_path(_STATUS)],
-            # `-m` searches this folder first: it must not have modules.
+            # `-m` searches the working folder for modules first, so this must be a folder without
+            # modules.
             cwd=self._folder.path,
             stdin=subprocess.PIPE,
             pass_fds=(number,),
-            # Ctrl-C in a terminal goes to this process only.
+            # A new session, so that Ctrl-C in a terminal reaches the daemon only.
             start_new_session=True,
         )
 
     def _send_trees(self) -> None:
-        """Tell the process which trees there are, where that has changed."""
+        """Send the list of trees to the process if the list has changed."""
         process, trees = self._process, tuple(self._list_trees())
         if process is None or process.stdin is None or trees == self._known:
             return
         line = json.dumps({"trees": trees}).encode() + b"\n"
-        with contextlib.suppress(OSError):  # it has ended, and is told once it was restarted
+        # the process has ended and gets the trees after its restart
+        with contextlib.suppress(OSError):
             process.stdin.write(line)
             process.stdin.flush()
             self._known = trees
 
     def _end_process(self) -> None:
-        """End the process and those that it has started: it only reads, so nothing is lost."""
+        """End the process and its child processes; they only read, so nothing is lost."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -322,7 +327,9 @@ class PageProcess:
 
 
 def make_request(scope: Scope) -> bytes:
-    """Return a request for the process, of HTTP 1.0: its answer ends with the connection."""
+    """Return the bytes of an HTTP/1.0 request for the process, whose answer ends when the
+    connection closes.
+    """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     headers = Headers(scope=scope)
     kept = [(name, headers[name]) for name in _FORWARDED_HEADERS if name in headers]
@@ -331,7 +338,7 @@ def make_request(scope: Scope) -> bytes:
 
 
 def parse_head(head: bytes) -> AnswerHead:
-    """Return what the head of an answer says; ValueError when it is none."""
+    """Return status and headers from the head of an HTTP answer; ValueError when it is not HTTP."""
     first, *lines = head.split(b"\r\n")
     status = int(first.split(b" ", 2)[1])
     fields = (line.partition(b":") for line in lines if line)
@@ -340,9 +347,9 @@ def parse_head(head: bytes) -> AnswerHead:
 
 
 async def _copy_answer(reader: asyncio.StreamReader, send: Send) -> bool:
-    """Hand on an answer piece by piece; return whether there was one.
+    """Forward an answer piece by piece; return whether there was an answer.
 
-    One that breaks off is left without its end, so that its connection is closed.
+    An answer that breaks off is not completed, so that the server closes the client's connection.
     """
     try:
         text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _MAX_ANSWER_S)

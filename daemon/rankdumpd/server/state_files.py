@@ -1,6 +1,6 @@
-"""Files that a daemon depends on: the SQLite file of its state with one owner at a time, folders
-that a group may enter, files that have to stay in place, and which errors of disks
-and databases are transient.
+"""Files that a daemon depends on: the SQLite file of its state, which one process at a time owns,
+folders that a group may enter, and files that have to stay in place; and which errors of disks and
+databases are transient.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _TRANSIENT_ERRNOS = _NO_SPACE_ERRNOS | {
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
-    # A disk that was mounted read-only after an error, or by somebody, may be writable again.
+    # A disk that was mounted read-only, by the kernel after an error or by an operator, may become
+    # writable again.
     errno.EROFS,
-    # Network disks and those of a process that is restarted.
+    # Errors of network disks, and of disks whose process is being restarted.
     errno.ENOTCONN,
     errno.ESHUTDOWN,
     errno.ESTALE,
@@ -50,7 +51,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Return whether a disk or a quota on it is full."""
+    """Return whether an error means that a disk or a quota on it is full."""
     if isinstance(error, OSError):
         return error.errno in _NO_SPACE_ERRNOS
     # Python 3.10 reports SQLITE_FULL only by its text.
@@ -58,29 +59,31 @@ def is_no_space(error: BaseException) -> bool:
 
 
 def is_corrupted_database(error: BaseException) -> bool:
-    """Return whether a database file is corrupted, which is never transient.
+    """Return whether an error means that a database file is corrupted, which is never transient.
 
-    Python has no subclass for that, but has subclasses for all errors of the caller.
+    Python has no subclass for this error, but has subclasses for all errors of the caller.
     """
     return type(error) is sqlite3.DatabaseError
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error without paths, so that equal errors have equal texts."""
+    """Return the text of an error without paths, so that the same error has the same text
+    everywhere.
+    """
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 _MIN_FREE_BYTES = 128 << 10
-"""Smallest space for the tables and the shared memory of a small database."""
+"""Free bytes that the tables and the shared memory of a small database need."""
 
 
 def open_database(
     path: Path, key: str, prepare: Callable[[sqlite3.Connection], None]
 ) -> sqlite3.Connection:
-    """Return a connection to a database whose tables `prepare` created.
+    """Return a connection to a database whose tables `prepare` has created.
 
-    ConfigError names the setting `key` when the folder cannot hold it, ExhaustedError when there
-    is no space now; CorruptedError when the file is not a database.
+    ConfigError names the setting `key` when the folder cannot hold a database, ExhaustedError when
+    there is no space now; CorruptedError when the file is not a database.
     """
     try:
         base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -113,18 +116,20 @@ def migrate_tables(
 ) -> None:
     """Migrate the tables of a database to the newest version, one version after the other.
 
-    A database without the table `known_by` is new and needs none. ConfigError as in
+    A database without the table `known_by` is new and needs no migration. ConfigError as in
     `read_tables_version`.
     """
     version = read_tables_version(base, path, newest=newest, whose=whose)
     made = base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (known_by,)).fetchone()
     script = "".join(migrations[step] for step in range(version, newest)) if made else ""
-    # In one transaction, because a partial migration could not be detected.
+    # All steps run in one transaction, because a partial migration could not be detected.
     base.executescript(f"BEGIN; {script} PRAGMA user_version = {newest}; COMMIT;")
 
 
 def lock_state_folder(state_dir: Path, name: str, key: str, whose: str) -> int:
-    """Return a locked descriptor of a file in the folder, which has one owner at a time."""
+    """Lock a file in the folder, which only one process can own at a time; return its
+    descriptor.
+    """
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         guard = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -148,7 +153,7 @@ def explain_state_error(state_dir: Path, key: str, error: Exception) -> Rankdump
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether the disk is full, whatever error SQLite reported."""
+    """Return whether the disk of a folder is full, whatever error SQLite reported."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -160,11 +165,11 @@ def _is_disk_full(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _RequiredFile:
-    """Identity of a file when its watch began."""
+    """Identity of a required file when it was registered."""
 
     identity: tuple[int, int] | None
     cost: str
-    """Consequence of its absence, as a clause."""
+    """What fails without the file, as a clause of a sentence."""
 
 
 class RequiredFiles:
@@ -174,15 +179,17 @@ class RequiredFiles:
         self._lock = threading.Lock()
         self._kept: dict[Path, _RequiredFile] = {}
         self.missing: tuple[str, ...] = ()
-        """A sentence for each file that was missing at the last check."""
+        """One sentence for each file that was missing at the last check."""
 
     def watch_file(self, path: Path, cost: str) -> None:
-        """Require a file to stay where it is; `cost` is a clause on what fails without it."""
+        """Require a file to stay where it is; `cost` is a clause that says what fails
+        without it.
+        """
         with self._lock:
             self._kept[path] = _RequiredFile(_read_identity(path), cost)
 
     def find_missing(self) -> tuple[str, ...]:
-        """Return a sentence for each missing file, and keep them in `missing`."""
+        """Check all files; return a sentence for each missing one, and store them in `missing`."""
         with self._lock:
             self.missing = tuple(
                 f"{path} {_describe_missing(path)} while this process runs: {kept.cost}; "
@@ -198,7 +205,7 @@ def _describe_missing(path: Path) -> str:
 
 
 def _read_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file; None where there is none."""
+    """Return device and inode of a file; None if the file does not exist."""
     try:
         facts = path.lstat()
     except OSError:
@@ -207,7 +214,7 @@ def _read_identity(path: Path) -> tuple[int, int] | None:
 
 
 GROUP_FOLDER_MODE = 0o750
-"""Mode of the folder of a socket: its group may enter, others may not."""
+"""Mode of the folder of a socket: its group may enter it, other users may not."""
 _PRIVATE_FOLDER_MODE = 0o700
 
 
@@ -217,5 +224,6 @@ def make_group_folder(path: Path, group: int, mode: int = GROUP_FOLDER_MODE) -> 
     for folder in reversed(missing):
         folder.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
         os.chown(folder, -1, group if folder == path else -1)
-        # Independent of the umask, because the folder of the socket may be among the parents.
+        # Set the mode independently of the umask, because the folder of the socket may be one of
+        # the parents.
         folder.chmod(mode if folder == path else GROUP_FOLDER_MODE)

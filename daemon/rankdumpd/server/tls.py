@@ -47,7 +47,7 @@ class ServerCertificates:
     """Certificate of a server, its key and its authorities, from files that may change."""
 
     def __init__(self, settings: TlsSettings, on_reload: ReloadCallback = ignore_reload) -> None:
-        """ConfigError when the files cannot be read, do not match or name no host."""
+        """Read the files; ConfigError when they cannot be read, do not match or name no host."""
         paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
         self._material = WatchedFiles(paths, _read_material, on_reload)
         left_s = self.read_material().expires_s - datetime.datetime.now().timestamp()
@@ -61,7 +61,9 @@ class ServerCertificates:
         return self._material.get()
 
     def build_server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for gRPC, which checks for changed files at every connection."""
+        """Return credentials for gRPC, which checks at every connection whether the files have
+        changed.
+        """
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
         )
@@ -85,7 +87,7 @@ def check_server_files(settings: TlsSettings) -> None:
 
 
 class AlternativeNames(NamedTuple):
-    """What the alternative names of a certificate say about its owner."""
+    """Roles and hosts that the alternative names of a certificate contain."""
 
     roles: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -93,7 +95,9 @@ class AlternativeNames(NamedTuple):
 
 
 def read_alternative_names(certificate: x509.Certificate) -> AlternativeNames:
-    """Return the roles and hosts of a certificate; ValueError when its names cannot be read."""
+    """Return the roles and hosts of a certificate; ValueError when its alternative names cannot be
+    read.
+    """
     from cryptography import x509
 
     try:
@@ -123,7 +127,7 @@ def _load_pair(
     paths: Sequence[Path], ca: bytes, certificate: bytes, key: bytes
 ) -> x509.Certificate:
     """Return the server's certificate; ConfigError when the files do not match each other."""
-    # Imported here, because a daemon without certificates does not need it.
+    # Imported only here, because a daemon without certificates does not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 

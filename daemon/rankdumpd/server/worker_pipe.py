@@ -1,9 +1,10 @@
-"""Pipe between a worker and the process that started it: one pipe each way, both ends.
+"""Both ends of the pipes between a worker and the process that started it; there is one pipe in
+each direction.
 
-The supervisor keeps the worker's standard input open. A line on it requests a drain or contains
-new settings; its end means that the supervisor is gone, and the worker exits at once, because the
-next worker needs the ledger and ranks resend records that were not acknowledged. On its standard
-output the worker reports its address and, after a drain, the number of items left.
+The supervisor keeps the worker's standard input open. A line on it requests a drain or contains new
+settings. The end of standard input means that the supervisor is gone; the worker then exits at
+once, because the next worker needs the ledger and ranks resend records that were not acknowledged.
+On its standard output the worker reports its address and, after a drain, the number of items left.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """Report of a worker that serves."""
+    """Report of a worker that it serves."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrained:
-    """Report of a worker that has drained."""
+    """Report of a worker that it has drained."""
 
     unfinished_items: int
     """Items that were not finished by the deadline."""
 
 
 class WorkerPipe:
-    """The worker's end of the pipe; it uses standard input and output for itself."""
+    """The worker's end of the pipes; uses standard input and output, which nothing else may use."""
 
     def follow_requests(
         self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
     ) -> None:
-        """Call `drain` or `reload` when the supervisor requests it, `reload` with an environment of
+        """Handle requests of the supervisor: call `drain`, or `reload` with an environment of
         settings; exit when the supervisor is gone.
         """
         thread = threading.Thread(
@@ -67,17 +68,19 @@ class WorkerPipe:
 
 
 def request_drain(process: subprocess.Popen[bytes]) -> None:
-    """Request that a worker drains and exits; does nothing when it is gone."""
+    """Request a worker to drain and exit; do nothing when the worker is gone."""
     _write_line(process, _DRAIN_WORD)
 
 
 def send_settings(process: subprocess.Popen[bytes], environ: Mapping[str, str]) -> None:
-    """Request that a worker reloads its settings from this environment; does nothing when gone."""
+    """Request a worker to reload its settings from this environment; do nothing when the worker is
+    gone.
+    """
     _write_line(process, f"{_RELOAD_WORD} {json.dumps(dict(environ))}")
 
 
 def parse_worker_line(line: bytes) -> WorkerReady | WorkerDrained | None:
-    """Return the report in a line of a worker; None when the line is something else."""
+    """Return the report in a line of a worker's output; None when the line is something else."""
     word, _, rest = line.decode(errors="replace").strip().partition(" ")
     if word == _READY_WORD and rest:
         return WorkerReady(rest)
@@ -95,7 +98,8 @@ def _write_line(process: subprocess.Popen[bytes], line: str) -> None:
 def _follow_pipe(
     descriptor: int, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
 ) -> None:
-    # Unbuffered: this thread would hold the lock of a buffered file, which aborts the exit.
+    # Read without a buffer: at exit this thread would hold the lock of a buffered file, and the
+    # interpreter aborts then.
     partial = b""
     while data := os.read(descriptor, 4096):
         *lines, partial = (partial + data).split(b"\n")
