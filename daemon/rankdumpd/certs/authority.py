@@ -25,7 +25,8 @@ from rankdump.errors import ConfigError, CorruptedError, UnavailableError
 from rankdumpd.server.tls import read_alternative_names
 
 AUTHORITY_DAYS = 3650
-# Clocks of hosts differ, and a new certificate must be valid on all of them at once.
+# A new certificate is valid from some minutes before now, because clocks of hosts differ and it
+# must be valid on all hosts at once.
 _BEFORE = datetime.timedelta(minutes=5)
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
@@ -51,7 +52,9 @@ class CertificateDescription:
 
 
 def create_authority(name: str, *, now: datetime.datetime) -> IssuedCertificate:
-    """Return an authority for ten years that may sign certificates, but no other authorities."""
+    """Return an authority, valid for ten years, that may sign certificates but no other
+    authorities.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _start_builder(name, _build_name(name), key.public_key(), now, AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -70,12 +73,14 @@ def issue_certificate(
     days: int,
     now: datetime.datetime,
 ) -> IssuedCertificate:
-    """Return a certificate for a caller of these roles and, with hosts, a server on them."""
+    """Return a certificate for a caller with these roles; if `hosts` are given, also for a server
+    on these hosts.
+    """
     parent, parent_key = _load_certificate(authority.certificate), _load_private_key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if hosts:
-        # Without hosts the certificate cannot be used by a server.
+        # A certificate without hosts cannot be used by a server.
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     names = [x509.UniformResourceIdentifier(ROLE_URI + role) for role in roles]
     builder = _start_builder(name, parent.subject, key.public_key(), now, days)
@@ -202,15 +207,17 @@ class CertificateStore:
         return self.folder / REVOKED_FILE
 
     def certificate(self, name: str = AUTHORITY_NAME) -> Path:
-        """Return the path of a certificate."""
+        """Return the path of the certificate with this name."""
         return self.folder / f"{name}.pem"
 
     def key(self, name: str = AUTHORITY_NAME) -> Path:
-        """Return the path of a private key."""
+        """Return the path of the private key with this name."""
         return self.folder / f"{name}.key"
 
     def create_folder(self) -> None:
-        """Create the folder for its owner only; ConfigError when it exists and others may enter."""
+        """Create the folder for its owner only; ConfigError when it exists and other users may
+        enter it.
+        """
         try:
             self.folder.mkdir(mode=_FOLDER_MODE, parents=True)
         except FileExistsError:
@@ -229,23 +236,25 @@ class CertificateStore:
         _create_file(self.certificate(name), issued.certificate, _OPEN_MODE)
 
     def create_revoked_list(self) -> None:
-        """Write an empty list."""
-        with contextlib.suppress(ConfigError):  # it exists
+        """Write an empty list of revoked certificates, unless there is a list."""
+        with contextlib.suppress(ConfigError):  # the list exists
             _create_file(self.revoked, _HEADER, _OPEN_MODE)
 
     def authority(self) -> IssuedCertificate:
-        """Return the authority; ConfigError when the folder has none."""
+        """Return the certificate and key of the authority; ConfigError when the folder has none."""
         self.check_authority()
         return IssuedCertificate(_read_file(self.certificate()), _read_file(self.key()))
 
     def check_authority(self) -> None:
-        """ConfigError when the folder has no authority."""
+        """Raise a ConfigError when the folder has no authority."""
         if not self.certificate().exists():
             allowed = f"a folder created by rankdumpd certs init {self.folder}"
             raise ConfigError(str(self.folder), "", "has no authority", allowed)
 
     def describe_certificate(self, name: str) -> CertificateDescription:
-        """Return the description of a certificate; ConfigError lists the existing ones."""
+        """Return the description of a certificate; the ConfigError for an unknown name lists the
+        known ones.
+        """
         if not self.certificate(name).exists():
             there = (
                 ", ".join(found for found, _ in self.iter_certificates())
@@ -272,7 +281,7 @@ class CertificateStore:
 
 
 def check_certificate_name(name: str) -> str:
-    """Return a name that is valid for files; ConfigError when it is not."""
+    """Return the name if files may have it; else raise a ConfigError."""
     if name in (AUTHORITY_NAME, REVOKED_FILE) or not _NAME.fullmatch(name):
         allowed = (
             'up to 64 letters, digits, ".", "_" and "-", other than '

@@ -134,7 +134,7 @@ def _print_use(store: CertificateStore, name: str, *, serves: bool) -> None:
 
 
 def _open_store(folder: Path) -> CertificateStore:
-    # Imported here: cryptography takes longer to import than all other commands together.
+    # Imported only here: importing cryptography takes longer than importing all other commands.
     from rankdumpd.certs.authority import CertificateStore
 
     return CertificateStore(folder)
@@ -146,7 +146,7 @@ def _now() -> datetime.datetime:
 
 @contextmanager
 def _report_errors() -> Generator[None]:
-    """Print an error in one line, and exit with its status."""
+    """Print an error of the block in one line, and exit with its status."""
     try:
         yield
     except RankdumpError as error:
