@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# Read when gRPC is loaded; without it failed handshakes are not logged.
+# gRPC reads this variable when it is loaded; at this level it does not log failed handshakes.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

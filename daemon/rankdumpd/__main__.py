@@ -22,7 +22,7 @@ _DAEMONS = ("agent", "coordinator", "standalone")
 def run() -> None:
     """Run the command line and exit with its status."""
     if sys.argv[1:2] and sys.argv[1] in _DAEMONS:
-        # It would end the process, until a daemon that has started reloads its settings at it.
+        # SIGHUP would end the process; only a daemon that has started handles it, as a reload.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         from rankdumpd.main import main

@@ -71,7 +71,7 @@ class _DaemonProcess:
         self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None
 
     def build_agent(self, *, ends_with_job: bool = False) -> DumpAgent | WorkerSupervisor:
-        """Return the agent, or the supervisor of its workers."""
+        """Return the agent, or with several workers their supervisor."""
         settings, counters, required = self._settings, self._counters, self._required
         machine.lower_priority(settings.agent.nice)
         if settings.agent.workers > 1:
@@ -90,7 +90,7 @@ class _DaemonProcess:
         )
 
     def build_coordinator(self, *, ends_with_job: bool = False) -> JobCoordinator:
-        """Return the coordinator."""
+        """Return the coordinator of this process."""
         return JobCoordinator(
             self._settings.coordinator,
             ends_with_job=ends_with_job,
@@ -153,7 +153,9 @@ class _DaemonProcess:
     def _build_pages(
         self, parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator]
     ) -> PageProcess | None:
-        """Return the pages of a coordinator's trees and jobs, where settings ask for them."""
+        """Return the process of the pages that show a coordinator's trees and jobs; None without
+        pages.
+        """
         known = [part for part in parts if isinstance(part, JobCoordinator)]
         if not known or not self._settings.coordinator.pages:
             return None
@@ -207,9 +209,9 @@ class _DaemonProcess:
 
 
 def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPipe | None) -> int:
-    """Run an agent until a signal; return the exit status. With a `pipe` it is a worker."""
+    """Run an agent until a signal; return the exit status. With a `pipe` it runs as a worker."""
     process = _DaemonProcess(settings, reread)
-    # One process of a host follows the folder: the supervisor, where there are workers.
+    # Only one process of a host follows the folder: the supervisor, where there are workers.
     ingest = () if pipe else _build_ingest(settings.agent)
     agent = process.build_agent()
     return process.serve(agent, ingest=ingest, pipe=pipe)
@@ -236,8 +238,8 @@ def serve_embedded(
 ) -> int:
     """Serve one job in its own folder until standard input has ended and no rank is connected.
 
-    The folder is removed then, unless another process uses it again. Without `merges` there is no
-    coordinator. Return the exit status.
+    After that the folder is removed, unless another process uses it again. Without `merges` no
+    coordinator runs. Return the exit status.
     """
     process = _DaemonProcess(settings, reread)
     agent = process.build_agent(ends_with_job=True)
@@ -256,12 +258,14 @@ def serve_embedded(
 
 
 def find_missing_module() -> str:
-    """Return the name of a module that pages need and that is not installed; empty for none."""
+    """Return the name of a module that pages need and that is not installed; empty if none is
+    missing.
+    """
     return next((name for name in _PAGE_MODULES if importlib.util.find_spec(name) is None), "")
 
 
 def _has_ranks(agent: DumpAgent | WorkerSupervisor) -> bool:
-    """Return whether a rank is connected."""
+    """Return whether a rank is connected to the agent."""
     return any(
         sample.value
         for sample in agent.samples()

@@ -76,7 +76,8 @@ _workers = click.option(
 @_config
 @_check
 @_workers
-@click.option("--as-worker", type=int, hidden=True)  # used by the supervisor of workers
+# only the supervisor of workers uses this option
+@click.option("--as-worker", type=int, hidden=True)
 def agent(
     config: Path | None, check_config: bool, workers: int | None, as_worker: int | None
 ) -> None:
@@ -89,7 +90,7 @@ def agent(
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # The supervisor of a worker has checked settings and certificates.
+        # The supervisor has already checked the settings and certificates of its workers.
         _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
     _execute(
@@ -124,7 +125,8 @@ def coordinator(config: Path | None, check_config: bool) -> None:
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of the ledger.")
 @_workers
-# Used by jobs and `rankdump run` to start an embedded daemon; the second for jobs on several hosts.
+# Jobs and `rankdump run` use `--embedded` to start a daemon for themselves, and `--no-coordinator`
+# with it for jobs on several hosts.
 @click.option("--embedded", metavar="FOLDER", type=click.Path(path_type=Path), hidden=True)
 @click.option("--no-coordinator", is_flag=True, hidden=True)
 def standalone(
@@ -271,9 +273,9 @@ def _execute(
     listens: Callable[[DaemonSettings], str] = lambda _: "",
     is_daemon: bool = True,
 ) -> None:
-    """Check or serve; without `reports_to` only the settings are checked.
+    """Check the settings or serve; certificates are checked only if `reports_to` is given.
 
-    A daemon logs the error that ends it; that of a command is for the person who gave it.
+    The error that ends a daemon is logged; the error that ends a command is printed for its user.
     """
 
     def reread(environ: Mapping[str, str]) -> DaemonSettings:
@@ -310,15 +312,15 @@ def _collect_warnings(
 
 @dataclass(slots=True)
 class _FatalErrors:
-    """Where the error that ends this process is told."""
+    """How the error that ends this process is reported."""
 
     are_logged: bool = False
-    """In the log, which is set up; else on a plain line."""
+    """Whether the error is logged; if not, it is printed as a plain line."""
 
 
 @contextlib.contextmanager
 def _exit_on_error(who: str) -> Generator[_FatalErrors]:
-    """End the process with a status and one line when the block raises an error."""
+    """If the block raises an error, end the process with an exit status and one line."""
     errors = _FatalErrors()
     try:
         yield errors

@@ -55,10 +55,10 @@ _MAX_FILE_BYTES = 1 << 30
 
 
 def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, Manifest]]:
-    """Yield the manifests of all ranks, each with the folder of its rank; with `hidden`, those of
-    iterations that are being removed.
+    """Yield the manifests of all ranks, each with the folder of its rank. With `hidden`, yield
+    instead the manifests of iterations that are being removed.
 
-    CorruptedError when one cannot be read, because a ledger without it would be wrong.
+    CorruptedError when a manifest cannot be read, because a ledger without it would be wrong.
     """
     for rank in _list_rank_folders(root):
         folder = f"{rank}/{MANIFEST_FOLDER}"
@@ -74,7 +74,7 @@ def read_retired_iterations(root: Path) -> Iterator[tuple[str, RetiredIteration]
             continue
         path = f"{rank}/{METADATA_FOLDER}/{RETIRED_FILE}"
         try:
-            # After the last newline there may be a line that a crash cut off.
+            # The text after the last newline may be a line that a crash cut off.
             for line in _read_bytes(root, path).decode(errors="replace").split("\n")[:-1]:
                 yield rank, RetiredIteration.from_line(line)
         except CorruptedError as error:
@@ -94,7 +94,7 @@ def _list_rank_folders(root: Path) -> list[str]:
 
 
 def _list_names(root: Path, folder: str) -> list[str]:
-    """Return the names in a folder; none when it is missing or behind a link."""
+    """Return the names in a folder; none if the folder is missing or behind a link."""
     path = root
     for part in folder.split("/") if folder else ():
         path = path / part
@@ -129,12 +129,12 @@ def _read_manifest(root: Path, path: str) -> Manifest:
 _STATE_DIR_OPTION = "--state-dir"
 _LEDGER_FILE = "ledger.sqlite"
 _SessionKey: TypeAlias = "tuple[str, str]"
-"""Folder of a rank, and session id."""
+"""Folder of a rank, and the id of one of its sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltLedger:
-    """Counts of the rows in the new ledger."""
+    """Number of rows in the new ledger, by kind."""
 
     sessions: int
     iterations: int
@@ -142,10 +142,10 @@ class RebuiltLedger:
 
 
 def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
-    """Write the ledger of a tree to a folder without one, whole or not at all.
+    """Write the ledger of a tree to a folder that has none, as a whole or not at all.
 
     ConfigError for a folder with a ledger and for a tree without manifests, UnavailableError for a
-    folder with an agent, CorruptedError for a manifest that cannot be read.
+    folder that an agent uses, CorruptedError for a manifest that cannot be read.
     """
     if (state_dir / _LEDGER_FILE).exists():
         raise ConfigError(
@@ -156,7 +156,7 @@ def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
         )
     sessions = _collect_sessions(tree)
     if not sessions:
-        # A ledger of nothing would block the call with the right tree.
+        # An empty ledger would prevent a second call with the right tree.
         allowed = f"a dump tree with manifests (rank_*/{MANIFEST_FOLDER}/*.json)"
         raise ConfigError("TREE", "", str(tree), allowed)
     lock_fd = lock_ledger_folder(state_dir)
@@ -197,7 +197,7 @@ def _collect_sessions(tree: Path) -> list[SessionLedgerRows]:
 def _group_by_session(
     manifests: Iterable[tuple[str, Manifest]],
 ) -> defaultdict[_SessionKey, dict[int, Manifest]]:
-    """Return the manifests of each session of a rank by iteration."""
+    """Return the manifests of each session by iteration."""
     found: defaultdict[_SessionKey, dict[int, Manifest]] = defaultdict(dict)
     for rank, manifest in manifests:
         found[rank, manifest.status.session_id][manifest.status.iteration] = manifest
@@ -205,7 +205,7 @@ def _group_by_session(
 
 
 def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
-    """Fill a temporary file, and rename it when it is complete."""
+    """Write all rows to a temporary file, and rename it when it is complete."""
     temporary = state_dir / f".{_LEDGER_FILE}.tmp"
     temporary.unlink(missing_ok=True)
     with contextlib.closing(open_ledger_file(temporary)) as db:
@@ -221,8 +221,8 @@ def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
             )
             db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
             db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
-        # Nobody knows which iterations the table has. All are queued for it again; its writer skips
-        # those that it has.
+        # The tree does not tell which iterations the table of statistics has. All are queued for it
+        # again; its writer skips those that it has already.
         db.execute(
             "INSERT INTO unindexed (session_id, iteration, records, since_us)"
             " SELECT DISTINCT session_id, iteration, 0, 0 FROM iterations"
@@ -252,7 +252,9 @@ class SessionLedgerRows:
 
 @dataclass(frozen=True, slots=True)
 class SessionManifests:
-    """Manifests and retired iterations of one session; at least one of them exists."""
+    """Manifests and retired iterations of one session; at least one manifest or retired iteration
+    exists.
+    """
 
     manifests: tuple[Manifest, ...] = ()
     hidden: tuple[Manifest, ...] = ()
@@ -263,10 +265,10 @@ class SessionManifests:
 def build_session_rows(
     found: SessionManifests, *, root: str, graphs: Iterable[int]
 ) -> SessionLedgerRows:
-    """Return the rows of a session.
+    """Return the ledger rows of one session.
 
-    `graphs` are those whose program order is in the tree. A session whose manifests lack the data
-    that an agent needs to resume it is only counted, and cannot be resumed.
+    `graphs` lists the graphs whose program order is in the tree. If the manifests lack the data
+    that an agent needs to resume the session, it is only counted and cannot be resumed.
     """
     ordered = sorted(found.manifests, key=_last_sequence)
     # A link has no size of its own, so links to unpacked files are found by their digests.
@@ -295,20 +297,24 @@ def build_session_rows(
 
 
 class _FrameNumbering:
-    """Gives the frames of a session sequence numbers, of which manifests have only the last."""
+    """Assigns sequence numbers to the frames of a session; manifests contain only the
+    last number.
+    """
 
     def __init__(self) -> None:
         self.last = 0
-        """Highest number of the manifests so far."""
+        """Highest number of the manifests that were numbered so far."""
         self._spare = count(-1, -1)
 
     def number_frames(self, manifest: Manifest) -> tuple[list[int], int]:
-        """Return a number for each record of the next manifest, and the one of the iteration's end.
+        """Return a number for each record of the next manifest, and the number of its iteration
+        end.
 
-        Rows of statistics share a frame, so there may be more records than numbers before the end;
-        the others get numbers below 1, which ranks never send.
+        Several rows of statistics share a frame, so there may be more records than free numbers
+        before the end; the remaining records get numbers below 1, which ranks never send.
         """
-        # Older manifests have no last sequence number: assume that only tensors were sent.
+        # A manifest of an older agent has no last sequence number: assume that only tensors were
+        # sent.
         end = _last_sequence(manifest) or self.last + len(manifest.records) + 1
         free = iter(range(self.last + 1, end))
         numbers = [next(free, None) or next(self._spare) for _ in manifest.records]
@@ -321,7 +327,8 @@ def _build_session_row(
 ) -> LedgerRow:
     request = _build_request(found, root)
     fields = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-    # Whether the session was closed is not known. A closed one may be reopened and delays nothing.
+    # Manifests do not tell whether the session was closed. It is marked as closed, because a closed
+    # session can be reopened, and nothing waits for it.
     state, graphs_json = SessionState.CLOSED.value, json.dumps(sorted(graphs))
     watermark = max([last, *map(_last_sequence, found.hidden)])
     progress = (state, watermark, len(found.manifests), "[]", graphs_json, "", 0)
@@ -373,22 +380,25 @@ def _iter_retired_rows(found: SessionManifests) -> Iterator[LedgerRow]:
     """Yield the iterations that were removed, or whose removal has to be completed."""
     present = {each.status.iteration for each in found.manifests}
     cut = {each.status.iteration for each in found.hidden}
-    # An iteration may have several lines.
+    # One iteration may have several lines, of which the last one counts.
     lines = {line.iteration: line for line in found.retired if line.iteration not in present}
     for iteration, line in sorted(lines.items()):
         fields = {"job": line.job_id, "rank": line.rank, "iteration": iteration, "why": line.why}
         status = json.dumps({**fields, "bytes": 0})
-        # Its bytes are in no sum of this ledger, so none must be subtracted.
+        # No sum of this ledger contains the bytes of the iteration, so 0 bytes must be subtracted.
         yield (line.session_id, iteration, line.at_us, int(iteration not in cut), 0, status)
 
 
 def _iter_record_statuses(
     manifest: Manifest,
 ) -> Iterator[tuple[ManifestRecord, RecordStatus, str]]:
-    """Yield the records of a manifest with status and reason, as many of each as it counts."""
+    """Yield each record of a manifest with a status and a reason, which occur as often as the
+    manifest counts them.
+    """
     status = manifest.status
     linked = status.linked
-    # Manifests of older agents do not say why: there was one reason.
+    # Manifests of older agents give no reasons: these agents degraded records only when a buffer
+    # was full.
     left = Counter(status.degraded_by or {BUFFER_FULL: status.degraded})
     left.subtract(STEP_OVERHEAD for each in manifest.records if _is_sample(each))
     reasons = (+left).elements()
@@ -411,8 +421,8 @@ def _is_sample(record: ManifestRecord) -> bool:
 
 
 def _is_unpacked(record: ManifestRecord) -> bool:
-    """Return whether a file has the size of a frame that packs nothing: an agent stored it under
-    pressure, and had not packed it.
+    """Return whether a file has the size of a frame that packs nothing, because an agent stored it
+    unpacked under pressure and did not pack it later.
     """
     element = ELEMENT_TYPES.get(record.dtype)
     if element is None or not record.path.endswith(f".npy{PACKED_SUFFIX}"):
@@ -422,7 +432,7 @@ def _is_unpacked(record: ManifestRecord) -> bool:
 
 
 def _make_outcomes(manifest: Manifest, numbers: Iterable[int]) -> Iterator[RecordOutcome]:
-    """Yield what the ledger has of each record, given the number of its frame."""
+    """Yield the outcome of each record of a manifest, given the numbers of their frames."""
     status = manifest.status
     for number, (record, outcome, reason) in zip(
         numbers, _iter_record_statuses(manifest), strict=True
@@ -437,10 +447,10 @@ def _make_outcome(
     outcome: RecordStatus,
     reason: str,
 ) -> RecordOutcome:
-    """Return what a ledger row has of a record.
+    """Return the outcome of a record as its ledger row stores it.
 
-    Its row of statistics is in the table, its fingerprint in the file that the manifest names, and
-    it is joined already, or never will be.
+    The outcome has no row of statistics, which is in its table, and no fingerprint, which is in the
+    file that the manifest names. The record is already joined with its operator, or never will be.
     """
     folder = find_folder(record.path.rpartition("/")[0])
     kind = TensorKind(
@@ -473,9 +483,9 @@ def _make_outcome(
 
 def _build_end_row(manifest: Manifest, sequence: int) -> LedgerRow:
     status = manifest.status
-    # The time of its last tensor is the age of the iteration for retention.
+    # The age of the iteration, which decides about its retention, is that of its newest tensor.
     ended_us = max((record.timestamp_us for record in manifest.records), default=0)
-    # A manifest has one sum for records that the agent and the rank dropped.
+    # A manifest has only the sum of the records that the agent and the rank dropped.
     end = IterationEnd(
         status.iteration,
         status.expected,

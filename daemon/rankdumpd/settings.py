@@ -271,7 +271,7 @@ class DaemonSettings:
 
 _SECTIONS: dict[str, type[Any]] = get_type_hints(DaemonSettings)
 _WORKER_SECTIONS = ("agent", "tls", "log")
-"""Sections that workers of an agent get from their supervisor."""
+"""Sections that the workers of an agent receive from their supervisor."""
 
 
 def build_environment(settings: DaemonSettings) -> dict[str, str]:
@@ -380,9 +380,10 @@ def _parse_variable(variable: str, text: str, default: object) -> object:
 
 
 def describe_ignored_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that looks like a setting and is none.
+    """Return a sentence for each variable that begins like a setting but is none.
 
-    They are no error: Kubernetes makes such names, without `__`, from the name of a service.
+    Such variables are no error: Kubernetes makes similar names, without `__`, from the name of a
+    service.
     """
     known = _list_variables()
     return [
@@ -429,7 +430,7 @@ def _find_nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _format_value(value: object) -> str:
-    # JSON's text is a TOML basic string too, and its truth values are TOML's.
+    # A JSON string is a valid TOML basic string, and JSON spells true and false as TOML does.
     return json.dumps(value) if isinstance(value, str | bool) else str(value)
 
 
@@ -463,7 +464,9 @@ class SettingsChange:
 
 
 def adopt_settings(old: DaemonSettings, new: DaemonSettings) -> SettingsChange:
-    """Return the old settings with those of the new ones that may change while a process runs."""
+    """Return the old settings, with the values of the new ones for all settings in
+    `LIVE_SETTINGS`.
+    """
     changed: list[str] = []
     pending: list[str] = []
     sections: dict[str, object] = {}

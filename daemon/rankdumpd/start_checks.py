@@ -1,9 +1,9 @@
-"""Checks before a daemon starts: of its settings beyond single values, as addresses, the group on
-this host and folders that exclude each other, of certificates, private key and coordinator; and the
-health check of a running daemon.
+"""Checks before a daemon starts, and the health check of a running daemon.
 
-A setting or a certificate file that cannot be used prevents a start; `--check-config` and a reload
-check the settings too. All else is a warning.
+The settings of one process are checked where they concern more than a single value: addresses, the
+group on this host, and folders that exclude each other. Certificates, private key and coordinator
+are checked as well. A start fails only if a setting or a certificate file cannot be used;
+`--check-config` and a reload check the settings, too. All other problems are warnings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def check_agent_settings(settings: DaemonSettings) -> None:
     agent = settings.agent
     check_address("agent.listen", agent.listen, has_tls=settings.tls.on)
     if agent.workers > 1:
-        # The path of a worker's socket is longer.
+        # The socket path of a worker is longer than that of its agent, so the longest one is
+        # checked.
         last = build_worker_address(agent.listen, agent.workers - 1)
         check_address("agent.listen", last, has_tls=settings.tls.on)
     _check_common_settings(settings)
@@ -59,7 +60,7 @@ def check_coordinator_settings(settings: DaemonSettings) -> None:
 
 
 def _check_common_settings(settings: DaemonSettings) -> None:
-    # The socket of a coordinator belongs to that group as well.
+    # The socket of the coordinator belongs to the group in `agent.runtime_group` as well.
     find_group_id(settings.agent.runtime_group)
     if settings.metrics.listen:
         parse_metrics_address(settings.metrics.listen, has_tls=settings.tls.on)
@@ -159,7 +160,7 @@ def check_health(address: str, credentials: TlsCredentials) -> str:
     """Return why no daemon serves at an address; empty when one does."""
     try:
         with open_channel(address, credentials) as channel:
-            # The type stubs have the class, but not its methods.
+            # The type stubs contain the class, but not its methods.
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=COORDINATOR_TIMEOUT_S)
     except (grpc.RpcError, RankdumpError) as failure:
