@@ -1,5 +1,5 @@
-"""Clients of all workers: status, metrics, drains and pins are requested from every worker at the
-same time and merged into the view of one agent.
+"""Clients of all workers: requests for status, metrics, drains, pins and freezes go to every worker
+at the same time, and the answers are merged into the view of one agent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _Part = TypeVar("_Part", MemoryStatus, PackBacklog, BlackBoxStatus, DiskStatus, 
 
 
 def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
-    """Return the sum of views of disjoint ranks, with further findings."""
+    """Return the sum of the status of all workers, whose ranks are disjoint, with
+    further findings.
+    """
     disks = _merge_disks(disk for view in views for disk in view.disks)
     usage = _merge_usage(job for view in views for job in view.usage)
     needs = forecast.sum_job_needs(need for view in views for need in view.needs)
@@ -68,14 +70,16 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
 
 
 def _iter_findings(views: Iterable[StatusView], *, apart: bool) -> Iterator[str]:
-    """Yield the findings of workers; with `apart`, without their own forecasts of shortages."""
+    """Yield the findings of all workers. With `apart`, leave out their own forecasts of shortages,
+    because a forecast for all workers together replaces them.
+    """
     for view in views:
         own = forecast.describe_shortages(view.needs, view.disks, view.usage) if apart else ()
         yield from (sentence for sentence in view.findings if sentence not in own)
 
 
 def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
-    """Return the sum of all ledgers, with the folder above those of the workers."""
+    """Return the sum of all ledgers; its folder is the parent of the workers' folders."""
     if not ledgers:
         return LedgerStatus()
     return LedgerStatus(
@@ -87,13 +91,13 @@ def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
 
 
 def _add_fields(earlier: _Part, later: _Part, names: Iterable[str]) -> _Part:
-    """Return the later part with the sums of these fields."""
+    """Return `later`, with the named fields set to the sums of both parts."""
     sums = {name: getattr(earlier, name) + getattr(later, name) for name in names}
     return replace(later, **sums)
 
 
 def _sum_parts(nothing: _Part, parts: Iterable[_Part]) -> _Part:
-    """Return the sums of all fields."""
+    """Return the sum of all parts, field by field; `nothing` if there are none."""
     names = [each.name for each in fields(nothing)]
     return reduce(lambda one, other: _add_fields(one, other, names), parts, nothing)
 
@@ -124,17 +128,18 @@ _START_TIME_METRIC = "rankdump_start_time_seconds"
 
 @dataclass(slots=True)
 class _WorkerCounts:
-    """Counters of one worker across its restarts."""
+    """Counters of one worker, summed up across its restarts."""
 
     begun_s: float = 0.0
     now: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
-    """Counters of its present process in its last answer."""
+    """Counters of the running process, from its last answer."""
     before: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
-    """Sums over its earlier processes."""
+    """Sums of the counters of earlier processes of the worker."""
 
 
 class WorkerMetricSums:
-    """Sums of the workers' metrics; counters never fall when a worker restarts or does not answer.
+    """Sums of the workers' metrics; counters never decrease when a worker restarts or does not
+    answer.
 
     Not safe to use from several threads at once.
     """
@@ -143,7 +148,9 @@ class WorkerMetricSums:
         self._seen: dict[int, _WorkerCounts] = {}
 
     def add_up(self, answers: Mapping[int, Sequence[MetricSample]]) -> list[MetricSample]:
-        """Return the sums over these answers, and the last counters of the other workers."""
+        """Return the sums of these answers, and for workers without an answer their
+        last counters.
+        """
         for index, samples in answers.items():
             self._update(self._seen.setdefault(index, _WorkerCounts()), samples)
         gauges = [
@@ -185,7 +192,9 @@ Answer = TypeVar("Answer")
 
 
 class WorkerClients:
-    """Calls all workers; a connection lasts for one call, because a worker may die at any time."""
+    """Calls all workers; each call opens its own connection, because a worker may die
+    at any time.
+    """
 
     def __init__(
         self,
@@ -195,8 +204,8 @@ class WorkerClients:
         own_host: Callable[[], str] = lambda: "",
         required: RequiredFiles | None = None,
     ) -> None:
-        """Over TCP with credentials, workers show the supervisor's certificate, which is for
-        `own_host` and not for their address. `required` are the supervisor's own files.
+        """Over TCP with `credentials`, workers show the supervisor's certificate, which is valid
+        for `own_host` and not for their addresses. `required` contains the supervisor's own files.
         """
         self._required = required or RequiredFiles()
         self._members, self._credentials, self._own_host = members, credentials, own_host
@@ -211,7 +220,9 @@ class WorkerClients:
         return sum(map(_is_serving, self._members))
 
     def collect_view(self) -> StatusView:
-        """Return the merged status of all workers, with a finding for each that does not answer."""
+        """Return the merged status of all workers, with a finding for each worker that does not
+        answer.
+        """
         answered, silent = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
                 agent_pb2.AgentStatusRequest(), timeout=WORKER_STATUS_TIMEOUT_S
@@ -226,7 +237,7 @@ class WorkerClients:
         return merge_views(views, [*self._required.missing, *own, *lacks])
 
     def collect_metrics(self) -> dict[int, list[MetricSample]]:
-        """Return the metrics of the workers that answer, by index."""
+        """Return the metrics by index of the worker, for the workers that answer."""
         answered, _ = self._call_all(
             lambda channel: metrics_pb2_grpc.MetricsServiceStub(channel).Metrics.future(
                 metrics_pb2.MetricsRequest(), timeout=WORKER_STATUS_TIMEOUT_S
@@ -237,8 +248,8 @@ class WorkerClients:
         }
 
     def drain_workers(self, timeout_s: float) -> int:
-        """Wait until all received records are in the tree; return the number of those that are not,
-        plus one for each worker that does not answer.
+        """Wait until all received records are in the tree. Return the number of records that are
+        not, plus one for each worker that does not answer.
         """
         deadline_s = time.monotonic() + timeout_s
         for member in self._members:
@@ -251,15 +262,15 @@ class WorkerClients:
         return len(silent) + sum(answer.queued_records for answer in answered.values())
 
     def pin_job(self, pin: agent_pb2.Pin) -> None:
-        """Pin or unpin a job with all workers; raise the error of any that refuses."""
+        """Pin or unpin a job with all workers; if a worker refuses, raise its error."""
         _, failed = self._control_all(agent_pb2.ControlRequest(pin=pin), WORKER_STATUS_TIMEOUT_S)
         for error in failed.values():
             raise error
 
     def freeze_job(self, freeze: agent_pb2.Freeze) -> agent_pb2.ControlResponse:
-        """Freeze a job with all workers that have ranks of it; return what they answer together.
+        """Freeze a job with all workers that have ranks of it; return their merged answers.
 
-        RejectedError when none of them freezes it.
+        RejectedError when no worker freezes the job.
         """
         answered, failed = self._control_all(
             agent_pb2.ControlRequest(freeze=freeze), WORKER_FREEZE_TIMEOUT_S
@@ -288,7 +299,9 @@ class WorkerClients:
     def _call_all(
         self, call: Callable[[grpc.Channel], grpc.Future[Answer]]
     ) -> tuple[dict[int, Answer], dict[int, RankdumpError]]:
-        """Return the answers of the workers, and the errors of the others, by index."""
+        """Call all workers at the same time; return their answers and their errors,
+        each by index.
+        """
         calls: dict[int, grpc.Future[Answer]] = {}
         answered: dict[int, Answer] = {}
         failed: dict[int, RankdumpError] = {}

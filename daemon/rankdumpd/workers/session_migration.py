@@ -1,11 +1,11 @@
 """Migration of sessions to their workers before any worker runs, and the rule that selects the
-worker of a rank, which depends on the job, the rank and the number of workers only.
+worker of a rank by job, rank and number of workers alone.
 
-Unfinished sessions must survive a change of the number of workers. A session moves with all of
-its rows, finished or not, because a rank may reconnect to learn that its end was committed. Every
-step may be repeated, so a crash in between does no harm.
+Unfinished sessions must survive a change of the number of workers. A session moves with all of its
+rows, finished or not, because a rank may reconnect to learn that its end was committed. Every step
+may be repeated, so a crash between two steps does no harm.
 
-All sessions of a rank share tables and manifests of a tree, so they share a worker.
+All sessions of a rank share tables and manifests of a tree, so they belong to the same worker.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rankdumpd.server.state_files import make_group_folder
 
 
 def select_worker(job_id: str, rank: int, workers: int) -> int:
-    """Return the worker's index.
+    """Return the index of the worker for a rank.
 
-    It is computed from the sum of the digits of the rank to the base `workers`: the ranks of a host
-    are mostly consecutive or a power of two apart, and in both cases neighbours get different
-    workers. Jobs with one rank are distributed by their names.
+    It is computed from the sum of the digits of the rank in base `workers`: the ranks of a host are
+    mostly consecutive or a power of two apart, and in both cases neighbours get different workers.
+    Jobs with one rank are distributed by their names.
     """
     index = zlib.crc32(job_id.encode(errors="surrogatepass"))
     while rank and workers > 1:
@@ -54,7 +54,8 @@ _SESSION_TABLES_QUERY = (
     " WHERE m.type = 'table' AND c.name = 'session_id'"
 )
 _NUMBER_COLUMN = "number"
-# Numbered rows get new numbers in their new ledger; a repetition is detected by the session id.
+# Numbered rows get new numbers in their new ledger. The session id shows whether an interrupted
+# migration has copied them already.
 _RENUMBER_CLAUSE = "AND NOT EXISTS (SELECT 1 FROM target.{} WHERE session_id = ?1) ORDER BY number"
 
 _logger = logging.getLogger(__name__)
@@ -74,15 +75,15 @@ class StatePaths:
 
     @property
     def slabs(self) -> Path | None:
-        """Folder of the shared memory; None without a socket."""
+        """Folder of the shared memory; None if the agent listens on no Unix socket."""
         return self.runtime_dir and self.runtime_dir / "slabs"
 
     def worker_paths(self, index: int) -> StatePaths:
-        """Return the folders of a worker of this agent."""
+        """Return the folders of the worker with this index."""
         return self.subfolder(f"{_WORKER_FOLDER_PREFIX}{index}")
 
     def subfolder(self, name: str) -> StatePaths:
-        """Return the folders of that name below these."""
+        """Return the folders with this name below these folders."""
         return StatePaths(self.state_dir / name, self.runtime_dir and self.runtime_dir / name)
 
     def list_worker_paths(self) -> list[StatePaths]:
@@ -94,12 +95,12 @@ class StatePaths:
 
 
 def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s: float) -> None:
-    """Move all sessions of an agent and of its present and former workers to their workers, or to
-    the agent when it has one worker only.
+    """Move all sessions of an agent and of its present and former workers to their workers; with
+    one worker, move them to the agent.
 
     The caller owns the agent's state folder. ConfigError when a session cannot be moved,
     UnavailableError when a worker still runs after `patience_s`; the errors of
-    `state_files.open_database` where a ledger is corrupted or its disk full.
+    `state_files.open_database` where a ledger is corrupted or its disk is full.
     """
     owners = [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
     places = [
@@ -119,7 +120,8 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
             for place in places:
                 _move_slabs(place, owner_of, group)
                 if place not in owners:
-                    # Freezes that are not in a tree yet: any process can write it.
+                    # A raw file of a freeze that is not in a tree yet: any process can write the
+                    # tree.
                     for path in RawFreezeFolder(place.state_dir).list_files():
                         RawFreezeFolder(owners[0].state_dir).adopt(path)
         except (OSError, sqlite3.Error) as error:
@@ -132,10 +134,10 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
 
 
 def lock_runtime_folder(folder: Path, group: int) -> int:
-    """Return a locked descriptor of a runtime folder; -1 where there is no such lock or folder.
+    """Lock a runtime folder and return the descriptor; -1 if the lock or the folder cannot exist.
 
-    UnavailableError when another supervisor has locked it: its workers use the folder, also while
-    one of them is being restarted.
+    UnavailableError when another supervisor has locked the folder: its workers use the folder, also
+    while one of them is being restarted.
     """
     try:
         make_group_folder(folder, group)
@@ -155,7 +157,7 @@ def lock_runtime_folder(folder: Path, group: int) -> int:
 
 
 def _move_sessions(source: StatePaths, owners: list[StatePaths]) -> dict[str, int]:
-    """Move sessions that belong elsewhere; return the index of the owner of each session."""
+    """Move the sessions that belong elsewhere; return the index of the owner by session id."""
     if not source.ledger.exists():
         return {}
     with contextlib.closing(open_ledger_file(source.ledger)) as base:
@@ -180,7 +182,7 @@ def _find_worker_index(session_id: str, request: str, workers: int) -> int | Non
         about = json.loads(request)
         return select_worker(about["job_id"], about["rank"], workers)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        # A row that cannot be read must not affect the sessions of other ranks.
+        # One unreadable row must not affect the sessions of other ranks.
         extra = {"session": session_id}
         _logger.exception(
             "the row of session %s cannot be read, and the session is not moved",
@@ -191,7 +193,9 @@ def _find_worker_index(session_id: str, request: str, workers: int) -> int | Non
 
 
 def _move_slabs(source: StatePaths, owner_of: Mapping[str, StatePaths], group: int) -> None:
-    """Move slabs to the folders of their sessions, also those that an earlier attempt left."""
+    """Move slabs to the folders of their sessions, including slabs that an interrupted migration
+    left.
+    """
     if source.slabs is None or not source.slabs.is_dir():
         return
     for slab in sorted(source.slabs.iterdir()):
@@ -203,7 +207,7 @@ def _move_slabs(source: StatePaths, owner_of: Mapping[str, StatePaths], group: i
 
 
 def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -> None:
-    """Copy rows and commit them, then delete them at their source."""
+    """Copy the rows of sessions and commit them, then delete them from the source."""
     base.execute("ATTACH ? AS target", (str(target),))
     try:
         tables = [name for (name,) in base.execute(_SESSION_TABLES_QUERY)]
@@ -225,7 +229,7 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
 
 
 def _move_pins(base: sqlite3.Connection, source: StatePaths, owners: list[StatePaths]) -> None:
-    """Copy the pins of a ledger to all others; delete them where no sessions remain."""
+    """Copy the pins of a ledger to all other ledgers; delete them where no sessions remain."""
     pins = base.execute("SELECT job_id, since_us FROM pins").fetchall()
     for owner in owners if pins else ():
         if owner != source:
@@ -254,7 +258,9 @@ def _transaction(base: sqlite3.Connection) -> Generator[None]:
 
 @contextmanager
 def _own_state_folder(state_dir: Path, patience_s: float) -> Generator[None]:
-    """Lock a worker's folder; waits for a worker whose supervisor was killed to exit."""
+    """Lock the state folder of a worker for the block; wait for a worker whose supervisor was
+    killed to exit.
+    """
     deadline_s = time.monotonic() + patience_s
     while True:
         try:

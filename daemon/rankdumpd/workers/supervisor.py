@@ -52,7 +52,9 @@ def build_worker_settings(
     memory_bytes: int,
     cores: int,
 ) -> AgentSettings:
-    """Return the settings of one worker: its own folders, and its share of memory and cores."""
+    """Return the settings of one worker: its own folders, and its share of limits, memory and
+    cores.
+    """
     workers = settings.workers
     queue_bytes = max(MIN_WORKER_QUEUE_BYTES, settings.queue_bytes // workers)
     return dataclasses.replace(
@@ -65,7 +67,7 @@ def build_worker_settings(
         report_bytes=max(MIN_WORKER_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
-        # Rounded up, so that max_sessions evenly distributed ranks are admitted.
+        # Rounded up, so that `max_sessions` evenly distributed ranks are admitted.
         max_sessions=-(-settings.max_sessions // workers),
         disk_bytes=_divide_limit(settings.disk_bytes, workers),
         job_bytes=_divide_limit(settings.job_bytes, workers),
@@ -79,14 +81,14 @@ def _divide_limit(limit_bytes: int, workers: int) -> int:
 
 
 def build_worker_address(listen: str, index: int) -> str:
-    """Return the address of a worker: a socket beside the public one, or any port."""
+    """Return the address of a worker: a socket beside the public socket, or any free TCP port."""
     if listen.startswith("unix:"):
         return f"{listen}.{index}"
     return f"{listen.rpartition(':')[0]}:0"
 
 
 def build_redirect(address: str) -> str:
-    """Return the part of a worker's address that differs from the public one."""
+    """Return the part of a worker's address that differs from the public address."""
     return address.rpartition("/" if address.startswith("unix:") else ":")[2]
 
 
@@ -125,7 +127,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
     def AnswerOrder(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AnswerOrderRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AnswerOrderResponse:
-        """Refuse a rank that asks here and not at its worker."""
+        """Refuse a rank that sends an answer to the supervisor in place of its worker."""
         with abort_on_error(context, self._counters):
             raise RejectedError("a rank answers the worker that has its session")
         return agent_pb2.AnswerOrderResponse()
@@ -158,14 +160,15 @@ _logger = logging.getLogger(__name__)
 
 _MIGRATION_TIMEOUT_S = 10.0
 _NOTIFY_VARIABLE = "NOTIFY_SOCKET"
-# A worker drains as long as the supervisor, then ends its calls and closes its files.
+# A worker drains as long as the supervisor. After that it has this time, in seconds, to end its
+# calls and close its files.
 _WORKER_STOP_TIMEOUT_S = 8.0
 
 
 class WorkerSupervisor(Component):
-    """An agent of several workers; it owns the state folder from its creation until `stop`."""
+    """An agent with several workers; it owns the state folder from its creation until `stop`."""
 
-    # The time of a worker, and as much again for one that hangs.
+    # The stop time of a worker, and the same again for a worker that hangs.
     max_stop_s = 2 * Component.max_stop_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
@@ -177,12 +180,12 @@ class WorkerSupervisor(Component):
         counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """Run the workers with `environ` and their share of the settings; `required` are this
-        process's own files.
+        """Run the workers with `environ` and their share of the settings; `required` contains the
+        files that this process needs.
         """
         self._all_settings = settings
         self._settings = agent = settings.agent
-        # Checked early: this is the longest of all socket paths.
+        # Checked here, because the socket path of the last worker is the longest one.
         parse_socket_path(build_worker_address(agent.listen, agent.workers - 1))
         self._group = find_group_id(agent.runtime_group)
         self._paths = find_state_paths(agent)
@@ -218,7 +221,7 @@ class WorkerSupervisor(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Move all sessions to their workers, start these and wait until they serve."""
+        """Move all sessions to their workers, start the workers and wait until they serve."""
         try:
             self._make_runtime_folders()
             migrate_sessions(
@@ -241,7 +244,7 @@ class WorkerSupervisor(Component):
         return sum(w.wait_drained(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
 
     def explain_unfinished(self) -> str:
-        """Return what becomes of the items that `drain` left, for the log."""
+        """Return for the log what happens to the items that `drain` left unfinished."""
         return "the lines of the workers say what becomes of them"
 
     def stop(self) -> None:
@@ -253,7 +256,7 @@ class WorkerSupervisor(Component):
             worker.stop()
             folder = self._paths.worker_paths(worker.index).runtime_dir
             if folder:
-                # A folder with slabs in use is kept.
+                # The folder is not removed if it contains slabs that are in use.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         self._release_locks()
@@ -273,7 +276,9 @@ class WorkerSupervisor(Component):
             worker.send_settings(self._build_environment(worker.index))
 
     def fault(self) -> str:
-        """Return which worker would not be restarted; a worker with a fault exits by itself."""
+        """Return which worker would not be restarted; empty if none. A worker with a fault exits by
+        itself.
+        """
         return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
 
     def summarize(self) -> str:
@@ -321,7 +326,8 @@ class WorkerSupervisor(Component):
                 if folder:
                     make_group_folder(folder, self._group)
             except OSError as error:
-                # The worker will fail in the same way, and work without shared memory.
+                # The worker will fail to create the folder, too, and will work without shared
+                # memory.
                 _logger.warning(
                     "the folder %s for shared memory cannot be created: %s", folder, error
                 )
@@ -341,7 +347,7 @@ def find_state_paths(settings: AgentSettings) -> StatePaths:
 
 
 def reclaim_worker_sessions(settings: AgentSettings) -> None:
-    """Move the sessions of former workers to an agent that has no workers now."""
+    """Move the sessions of former workers back to an agent that has no workers now."""
     paths = find_state_paths(settings)
     if paths.list_worker_paths():
         lock = lock_ledger_folder(paths.state_dir)

@@ -1,4 +1,4 @@
-"""Worker process: started, watched, and restarted with a growing delay when it dies."""
+"""Worker process of an agent: started, watched, and restarted with a growing delay when it dies."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from rankdumpd.server.background_thread import BackgroundThread
 MIN_RESTART_DELAY_S = 0.1
 MAX_RESTART_DELAY_S = 10.0
 STEADY_RUN_S = 60.0
-"""After a run of this length the restart delay starts at its minimum again."""
+"""Run time in seconds after which the delay before a restart starts at its minimum again."""
 _KILL_AFTER_S = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
 class WorkerProcess:
-    """A worker process and its restarts; safe to use from several threads."""
+    """One worker process with its restarts; safe to use from several threads."""
 
     def __init__(self, index: int, *, folder: Path, environ: Mapping[str, str]) -> None:
-        """Run the worker in `folder`, which must not contain modules: `-m` searches it first."""
+        """The worker runs in `folder`, which must not contain Python modules, because `-m` imports
+        from it first.
+        """
         self.index = index
         self._folder, self._environ = folder, dict(environ)
         self._changed = threading.Condition()
@@ -53,12 +55,12 @@ class WorkerProcess:
             return self._address
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until the worker serves, at most `timeout_s`."""
+        """Wait at most `timeout_s` until the worker serves."""
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
     def findings(self) -> list[str]:
-        """Return findings about the worker, a sentence each."""
+        """Return findings about the worker, one sentence each."""
         with self._changed:
             if not self.restarts:
                 return []
@@ -70,14 +72,14 @@ class WorkerProcess:
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Wait until the worker serves; UnavailableError when it ended before."""
+        """Wait until the worker serves; UnavailableError when the worker ends before that."""
         with self._changed:
             self._changed.wait_for(lambda: self._address or self._over)
             if not self._address:
                 raise UnavailableError(f"worker {self.index} does not start: it {self._last_end}")
 
     def request_drain(self) -> None:
-        """Request that the worker drains and exits; it is not restarted."""
+        """Request the worker to drain and exit; it is not restarted then."""
         with self._changed:
             self._thread.request_stop()
             self._changed.notify_all()
@@ -85,25 +87,27 @@ class WorkerProcess:
                 worker_pipe.request_drain(self._process)
 
     def send_settings(self, environ: Mapping[str, str]) -> None:
-        """Send other settings to the worker; later processes get them too."""
+        """Send new settings to the worker; restarted processes get them, too."""
         with self._changed:
             self._environ |= environ
             if self._process:
                 worker_pipe.send_settings(self._process, environ)
 
     def fault(self) -> str:
-        """Return why the worker would no longer be restarted; empty while it would."""
+        """Return why the worker would not be restarted any more; empty while it would be."""
         fault = self._thread.fault()
         return f"worker {self.index} is not restarted any more: {fault}" if fault else ""
 
     def wait_drained(self, timeout_s: float) -> int:
-        """Wait until the worker has drained; return the number of items it left, 1 if unknown."""
+        """Wait until the worker has drained; return the number of items it left, 1 if that is
+        unknown.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._over, timeout_s)
             return 1 if self._unfinished is None else self._unfinished
 
     def request_stop(self) -> None:
-        """Request that the worker exits at once; it is not restarted."""
+        """Request the worker to exit at once; it is not restarted then."""
         with self._changed:
             self._thread.request_stop()
             self._changed.notify_all()
@@ -168,13 +172,14 @@ class WorkerProcess:
                 env=self._environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Ctrl-C in a terminal goes to the supervisor only, which then stops its workers.
+                # A new session, so that Ctrl-C in a terminal reaches only the supervisor, which
+                # then stops its workers.
                 start_new_session=True,
             )
             return self._process
 
     def _read_reports(self, process: subprocess.Popen[bytes]) -> bool:
-        """Read the reports of a process until it ends; return whether it ever served."""
+        """Read the reports of a worker until it ends; return whether it ever served."""
         served = False
         assert process.stdout is not None
         with process.stdout:
