@@ -1,5 +1,5 @@
 """Dump files in an ingest: their kind by name and content, the frozen values that describe them,
-and the reasons to skip one. Pure; never unpickles, and checks sizes in headers before it uses them.
+and the reasons to skip one. Pure; never unpickles, and checks sizes in headers before using them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ INGEST_STATE_FOLDER = STATE_FOLDER
 
 
 class DumpFileKind(str, Enum):
-    """How a file is ingested."""
+    """How a file is ingested, by its content."""
 
     NPY = "npy"
     BIN = "bin"
     """CANN's binary file with all tensors of an operator."""
     PACKED = "packed"
-    """Compressed by its writer; copied as it is."""
+    """File that its writer has compressed; copied as it is."""
     PLAIN = "plain"
-    """Any other file, and all that may still be appended to; copied as it is."""
+    """Any other file, including every file that may still be appended to; copied as it is."""
 
     @property
     def holds_tensors(self) -> bool:
@@ -43,16 +43,18 @@ class DumpFileKind(str, Enum):
 
 
 class SkipReason(str, Enum):
-    """Why a file was not ingested now."""
+    """Why a file was not ingested in this attempt."""
 
     WRITTEN = "written"
-    """A process has it open for writing, or changed it while it was read."""
+    """A process has the file open for writing, or changed it while it was read."""
     YOUNG = "young"
-    """The kernel cannot tell whether it is being written: it has to stay unchanged for a while."""
+    """The kernel cannot tell whether the file is being written, so it has to stay unchanged for a
+    while.
+    """
     GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
-    """It could not be read or written."""
+    """The file could not be read, or its copy could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,11 @@ class IngestTask:
     delete: bool = False
     """Whether each tensor is removed from the source once its copy is committed."""
     clear: bool = False
-    """Whether all other files and empty folders are removed at the end."""
+    """Whether all other files and empty folders are removed from the source at the end."""
     codec: str = "zstd"
     threads: int = 1
     queue_bytes: int = 512 << 20
-    """Limit of the bytes that are read and packed at once."""
+    """Largest number of bytes that are read and packed at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,19 @@ class CandidateFile:
     path: str
     """Path relative to the source folder, with `/`."""
     closed: bool = False
-    """Whether an event said that its writer has closed it."""
+    """Whether a file system event reported that its writer has closed the file."""
     aged: bool = False
-    """Whether it has stayed unchanged for the settle time."""
+    """Whether the file has stayed unchanged for the settle time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """One tensor of a file, as it enters the manifest."""
+    """One tensor of a file, with the fields that its entry in the manifest needs."""
 
     name: str
-    """Side and slot, `input.0`, in a file that holds several; else empty."""
+    """Side and slot such as `input.0`, if the file contains several tensors; else empty."""
     op_name: str
-    """Operator name in the file's header; empty where only the file's name has it."""
+    """Operator name from the header of the file; empty if only the file's name contains it."""
     dtype: str
     shape: tuple[int, ...]
     bytes_in: int
@@ -99,13 +101,13 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """Content of a file."""
+    """Content of a file, with its digest and its tensors."""
 
     kind: DumpFileKind
     digest: str
     """Digest of the whole file."""
     frames: Sequence[ByteBuffer]
-    """The file in pieces, each of which is compressed by itself."""
+    """The file in pieces, each of which is compressed separately."""
     members: tuple[FileTensor, ...] = ()
 
 
@@ -124,7 +126,7 @@ class IngestedFile:
     """Whether the copy is a hard link to a file with the same bytes."""
     members: tuple[FileTensor, ...]
     removed: bool = False
-    """Whether its source was removed after the commit."""
+    """Whether the source file was removed after the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +144,26 @@ class IngestCounts:
     """Counts of one run of an ingest."""
 
     files: int = 0
-    """Ingested files."""
+    """Number of ingested files."""
     bytes_in: int = 0
     bytes_stored: int = 0
     linked: int = 0
     skipped: int = 0
-    """Files that an earlier run ingested, and links to files that are ingested themselves."""
+    """Number of files that an earlier run ingested, and of links to files that are ingested
+    themselves.
+    """
     failed: int = 0
     removed: int = 0
-    """Removed sources."""
+    """Number of removed source files."""
     found: int = 0
-    """Files in the source at the start; 0 when the folder is followed."""
+    """Number of files in the source at the start; 0 when the folder is followed."""
 
 
 _TABLE_START = ",".join(OPERATOR_COLUMNS).encode()
 
 
 def classify_file(name: str) -> DumpFileKind:
-    """Return how a file of that name is ingested."""
+    """Return how a file with this name is ingested."""
     if name.endswith(".npy"):
         return DumpFileKind.NPY
     if name.endswith(PACKED_SUFFIX):
@@ -174,7 +178,8 @@ def examine_file(name: str, data: memoryview) -> FileContent:
         return _examine_npy(data)
     if kind is DumpFileKind.BIN and bytes(data[: len(_TABLE_START)]) != _TABLE_START:
         return _examine_bin(data)
-    # A number in place of a long name does not tell a table of an operator from a bin file.
+    # A number in place of a long name may stand for a bin file or for a table of an operator; the
+    # first bytes have shown that this file is a table.
     kind = DumpFileKind.PLAIN if kind is DumpFileKind.BIN else kind
     return FileContent(kind, xxhash.xxh3_128_hexdigest(data), (data,))
 
@@ -197,7 +202,7 @@ def _examine_bin(data: memoryview) -> FileContent:
     found = parse_bin_file(data)
     first = found.payloads[0].offset if found.payloads else len(data)
     frames = [data[:first], *(found.read_payload(payload) for payload in found.payloads)]
-    # No reader uses bytes after the last payload, but the copy has to equal the source.
+    # No reader uses the bytes after the last payload, but the copy has to equal the source.
     frames.append(data[sum(map(len, frames)) :])
     return FileContent(
         DumpFileKind.BIN,

@@ -1,9 +1,9 @@
-"""Ingest of one folder into one tree: copies of its files, commits, manifests, removal of sources,
-and the files that were skipped.
+"""Ingest of one folder into one tree: copies of its files, commits, manifests, removal of source
+files, and the files that were skipped.
 
-One thread decides, commits and removes; others read and pack, up to a limit of bytes at once. A
-source is removed only after its commit and only when it has not changed for a while, as MindSpore
-changes the mode of a file by its name after closing it.
+One thread decides, commits and removes; other threads read and pack, up to a limit of bytes at the
+same time. A source file is removed only after its commit and only when it has not changed for a
+while, because MindSpore sets the mode of a file by its path after closing it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """A file to ingest."""
+    """A file that has to be ingested."""
 
     candidate: CandidateFile
     before: IngestedFile | None
-    """The file that was ingested from that path earlier."""
+    """The file that was ingested from the same path earlier."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """The outcome of a job."""
+    """The outcome of an `IngestJob`."""
 
     job: IngestJob
     file: IngestedFile | SkippedFile
@@ -75,7 +75,7 @@ class SkippedFiles:
         return len(self._skipped)
 
     def add_file(self, left: SkippedFile) -> None:
-        """Remember a skipped file, unless it is gone or only has to wait."""
+        """Remember a skipped file, unless the file is gone or only has to wait."""
         if left.why not in _REPORTED_REASONS:
             self.remove_file(left.path)
         elif self._skipped.get(left.path) != left:
@@ -88,12 +88,14 @@ class SkippedFiles:
         self._skipped.pop(path, None)
 
     def is_damaged(self, path: str, stamp: FileStamp) -> bool:
-        """Return whether exactly this file was found to be corrupted."""
+        """Return whether this version of the file was found to be corrupted."""
         left = self._skipped.get(path)
         return left is not None and left.why is SkipReason.DAMAGED and left.stamp == stamp
 
     def report_unfinished(self, there: Callable[[str], bool]) -> None:
-        """Forget files that are gone, and report those that are still being written."""
+        """Forget files that do not exist any more, and report those that are still
+        being written.
+        """
         for path, left in list(self._skipped.items()):
             if not there(path):
                 self.remove_file(path)
@@ -102,15 +104,15 @@ class SkippedFiles:
 
 
 REMOVAL_DELAY_S = 2.0
-"""How long a file has to stay unchanged before it is removed."""
+"""Seconds that a source file has to stay unchanged before it is removed."""
 _MAX_REMOVAL_ROUNDS = 3
 
 
 class SourceCleaner:
-    """Removes sources; not for use from several threads.
+    """Removes source files; not for use from several threads.
 
-    A closed file may still be in use: MindSpore changes the mode of a dump file by its name after
-    it has closed it. So only files that have not changed for a while are removed.
+    A closed file may still be in use: MindSpore sets the mode of a dump file by its path after it
+    has closed the file. So only files that have not changed for a while are removed.
     """
 
     def __init__(
@@ -120,17 +122,23 @@ class SourceCleaner:
         has_copy: Callable[[IngestedFile], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`has_copy` returns whether the tree has the copy of a file; `clock` is that of files."""
+        """`has_copy` returns whether the tree has the copy of a file; `clock` returns the time in
+        the same seconds as the time stamps of files.
+        """
         self._source, self._state, self._has_copy = source, state, has_copy
         self._clock = clock
         self._young: dict[str, tuple[float, IngestedFile]] = {}
-        """By path, oldest first: when it may be removed, and the file."""
+        """Files that are too young to be removed, by path, each with the time when it may be
+        removed; the earliest first.
+        """
 
     def remove(self, files: Iterable[IngestedFile]) -> int:
-        """Remove files that are still those ingested, now or when old enough; return how many."""
+        """Remove the source files that have not changed since they were ingested, each when it is
+        old enough; return how many were removed.
+        """
         now_s = self._clock()
         gone: list[str] = []
-        # A file that is due may be among the others, which are the later ones of that path.
+        # A due file may also be in `files`, which then has the newer version of that path.
         due = takewhile(lambda each: each[0] <= now_s, list(self._young.values()))
         latest = {file.path: file for file in (*(file for _, file in due), *files)}
         for file in latest.values():
@@ -145,12 +153,14 @@ class SourceCleaner:
         return len(gone)
 
     def next_due_in_s(self) -> float:
-        """Return in how many seconds the next young file may be removed; infinity if none."""
+        """Return in how many seconds the next young file may be removed; infinity if
+        there is none.
+        """
         due_s = next((due_s for due_s, _ in self._young.values()), math.inf)
         return max(0.0, due_s - self._clock())
 
     def remove_young(self, wait: Callable[[float], object]) -> int:
-        """Wait for young files and remove them, but not those that keep changing."""
+        """Wait for young files and remove them; return how many. Files that keep changing stay."""
         count = 0
         for _ in range(_MAX_REMOVAL_ROUNDS):
             if self._young:
@@ -160,15 +170,19 @@ class SourceCleaner:
         return count
 
     def remove_rest(self) -> int:
-        """Remove the files that may have been appended to until now."""
+        """Remove the files that were kept because their writers could still append to them; return
+        how many.
+        """
         return self.remove(file for file in self._state.list_plain_files() if self._is_unused(file))
 
     def remove_empty(self) -> None:
-        """Remove the folders that hold nothing."""
+        """Remove the empty folders of the source."""
         self._source.remove_empty()
 
     def _is_unused(self, file: IngestedFile) -> bool:
-        """Return whether a copy is in the tree and no process has the source open for writing."""
+        """Return whether the tree has a copy of a file and no process has the source open for
+        writing.
+        """
         try:
             source = self._source.open(file.path)
         except OSError:
@@ -201,15 +215,15 @@ def lock_target_tree(tree: DumpTree) -> TreeLock:
 
 
 _GROUP_FILES = 64
-"""Files that are claimed, and committed, in one transaction."""
+"""Number of files that are claimed, and committed, in one transaction."""
 
 _MAX_ATTEMPTS = 3
-"""How often a file that keeps changing is tried."""
+"""Number of attempts for a file that keeps changing."""
 _POLL_S = 0.05
 
 
 class IngestEngine:
-    """Ingests files of one folder into one tree; its methods are for one thread."""
+    """Ingests the files of one folder into one tree; all methods are for the same thread."""
 
     def __init__(
         self, task: IngestTask, *, report: Callable[[str], None], stopping: Callable[[], bool]
@@ -226,7 +240,7 @@ class IngestEngine:
             self._target = IngestFolder(task.tree)
             unless_ready.pop_all()
         self._task, self._stopping = task, stopping
-        # A copy that was not synced must not be all that is left of a file.
+        # With `delete`, a copy must be synced to disk, because it will be the only one left.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
         codec, original = get_codec(task.codec), self._state.find_original
         self._copier = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
@@ -245,7 +259,7 @@ class IngestEngine:
         return replace(self._counts, failed=len(self._skipped))
 
     def close(self) -> None:
-        """Finish files that were begun, and release tree and folder."""
+        """Finish the files that were begun, and release tree and folder."""
         self._pool.shutdown(cancel_futures=True)
         self._state.close()
         self._hold.release()
@@ -284,7 +298,9 @@ class IngestEngine:
             candidates, self._to_repeat = list(self._to_repeat.values()), {}
 
     def ingest_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
-        """Ingest all files; `wait` a limited time for those that may still be written to."""
+        """Ingest all files; `wait` is called with seconds to wait for files that may still be
+        written.
+        """
         if first:
             self._add(found=sum(isinstance(item, FoundFile) for item in self.source.walk()))
         waiting = SettlingFiles()
@@ -303,7 +319,8 @@ class IngestEngine:
             )
 
     def remove_due(self) -> float:
-        """Remove sources that are old enough; return in how many seconds more are due.
+        """Remove source files that are old enough; return in how many seconds the next ones are
+        due.
 
         Infinity when there are none.
         """
@@ -341,7 +358,7 @@ class IngestEngine:
                 return
             path = candidate.path
             if path in self._begun:
-                self._to_repeat[path] = candidate  # it may have changed meanwhile
+                self._to_repeat[path] = candidate  # the source may have changed in the meantime
                 continue
             stamp = self.source.read_stamp(path)
             if stamp is None or self._skipped.is_damaged(path, stamp):
@@ -364,7 +381,9 @@ class IngestEngine:
             yield from group
 
     def _has_copy(self, file: IngestedFile) -> bool:
-        """Return whether the copy of a file is in the tree, synced if the task needs that."""
+        """Return whether the tree has the copy of a file; if source files are deleted, a synced
+        copy.
+        """
         safe = not self._task.delete or file.digest.endswith(self._stored_as)
         return safe and self._target.read_stamp(file.target) == file.stored
 
@@ -400,7 +419,9 @@ class IngestEngine:
         return [file for file in left if file.why is SkipReason.YOUNG]
 
     def _remove_replaced(self, results: list[IngestResult]) -> None:
-        """Remove earlier copies that have another name than the new one, compressed or not."""
+        """Remove earlier copies whose name differs from the new one, because only one of both is
+        compressed.
+        """
         for each in results:
             file, before = each.file, each.job.before
             if not isinstance(file, IngestedFile):
@@ -431,7 +452,7 @@ class IngestEngine:
         self._counts = replace(self._counts, **changes)
 
     def _recover_claims(self) -> set[str]:
-        """Return the paths that a killed run had begun, and remove its hidden files."""
+        """Return the paths whose copies a killed run had begun, and remove its hidden files."""
         claimed = set(self._state.list_claimed())
         for path in claimed:
             folder, slash, _ = path.rpartition("/")

@@ -1,9 +1,10 @@
-"""Copy of one source file into the tree: checked that nobody writes to it, read, examined, then
-written or linked. Runs on many threads at once.
+"""Copy of one source file into the tree. The file is checked not to be open for writing, read,
+examined, then written or linked. Many threads copy at the same time.
 
-Whether a file is still being written the kernel tells, else time. A read lease is granted only
-while nobody has the file open for writing. It is given back at once, or held while the file is
-mapped: who opens it for writing then waits, and cannot cut off what is being read.
+The kernel tells whether a file is still being written; where it cannot, the file has to stay
+unchanged for a while. The kernel grants a read lease only while no process has the file open for
+writing. The lease is given back at once, or is held while the file is mapped: a process that opens
+the file for writing then waits, and cannot truncate what is being read.
 """
 
 from __future__ import annotations
@@ -38,17 +39,20 @@ from rankdumpd.ingest.dump_file import (
 from rankdumpd.ingest.folder import IngestFolder
 
 SETTLE_TIME_S = 2.0
-"""Time that a file has to stay unchanged where the kernel grants no lease (NFS, other owners)."""
+"""Seconds that a file has to stay unchanged where the kernel grants no lease (NFS,
+other owners).
+"""
 
 
 @contextmanager
 def hold_read_lease(descriptor: int) -> Generator[bool | None, None, None]:
-    """Hold a read lease of an open file; yield whether no process has it open for writing.
+    """Hold a read lease of an open file; yield whether no process has the file open for writing.
 
-    None where the kernel cannot tell.
+    Yield None where the kernel cannot tell.
     """
     try:
-        # The default signal on an attempt to write would end the process; this one is ignored.
+        # When a process opens the file for writing, the kernel sends this signal, which is ignored;
+        # the default signal would end the process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -70,24 +74,24 @@ class SettlingFiles:
         return len(self._since)
 
     def add(self, path: str, stamp: FileStamp | None, now_s: float) -> None:
-        """Wait for a file from now on, unless this version of it is waited for already."""
+        """Begin the waiting time of a file, unless the same version of the file waits already."""
         known = self._since.get(path)
         if known is None or known[0] != stamp:
             self._since[path] = stamp, now_s
 
     def touch(self, path: str, now_s: float) -> None:
-        """Wait for a file from now on, as it has changed."""
+        """Begin the waiting time of a waiting file again, because the file has changed."""
         self._since[path] = None, now_s
 
     def next_due_s(self) -> float:
-        """Return when the next file is due; infinity when there is none."""
+        """Return when the next file is due, in seconds; infinity when no file waits."""
         first_s = min((since for _, since in self._since.values()), default=math.inf)
         return first_s + SETTLE_TIME_S
 
     def pop_settled(
         self, now_s: float, stamp_now: Callable[[str], FileStamp | None]
     ) -> list[CandidateFile]:
-        """Return and forget the files that have stayed unchanged; wait on for the others."""
+        """Return and forget the files that have stayed unchanged; the changed ones wait again."""
         settled: list[CandidateFile] = []
         for path, (seen, since_s) in list(self._since.items()):
             if now_s < since_s + SETTLE_TIME_S:
@@ -102,7 +106,7 @@ class SettlingFiles:
 
 
 MIN_MAPPED_BYTES = 32 << 20
-"""Size from which files are mapped, where a lease keeps others from truncating them."""
+"""Size from which files are mapped, where a lease prevents others from truncating them."""
 _MAX_DIGEST_LOCKS = 256
 _MAX_UNCOMMITTED = 4096
 
@@ -119,9 +123,9 @@ class FileCopier:
         *,
         stored_as: str,
     ) -> None:
-        """`original` returns a file in the tree by the digest under which it was ingested.
+        """`original` returns a file in the tree by the digest under which that file was ingested.
 
-        `stored_as` is part of that digest: files that differ in it are not linked.
+        `stored_as` is part of this digest, so files that differ in it are not linked.
         """
         self._source, self._tree, self._codec = source, tree, codec
         self._stored_as = stored_as
@@ -132,9 +136,9 @@ class FileCopier:
     def copy_file(
         self, candidate: CandidateFile, before: IngestedFile | None
     ) -> IngestedFile | SkippedFile:
-        """Return the file in the tree, or why it was not copied.
+        """Copy a file; return the file in the tree, or why the file was not copied.
 
-        `before` is the file that was ingested from that path earlier.
+        `before` is the file that was ingested from the same path earlier.
         """
         path = candidate.path
         try:
@@ -201,11 +205,11 @@ class FileCopier:
         target = path + suffix
         folder, _, name = target.rpartition("/")
         if target == original.path or _is_too_long(name):
-            return None  # ingested again: not a link to itself
+            return None  # the same file again, which cannot be linked to itself
         try:
             self._tree.link(original, folder, name, mark=build_file_mark(path))
         except OSError:
-            return None  # changed meanwhile, or links are not possible: written again
+            return None  # the original has changed or cannot be linked, so the file is written
         return OriginalFile(target, original.stamp)
 
     def _write(self, path: str, content: FileContent) -> OriginalFile:
@@ -218,7 +222,7 @@ class FileCopier:
 
 
 def build_file_mark(path: str) -> str:
-    """Return the name of the hidden file that the copy of a path is written to."""
+    """Return the part of the hidden file's name that identifies the copy of a path."""
     return f"ingest-{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}"
 
 
@@ -233,13 +237,13 @@ def _read_contents(descriptor: int, size: int, *, mapped: bool) -> ByteBuffer | 
 
 
 def _pack_content(content: FileContent, codec: FileCodec) -> Sequence[ByteBuffer]:
-    """Return the bytes of the file in the tree; `content.frames` itself if it stays as it is."""
+    """Return the packed bytes of a file; `content.frames` itself if the file is copied as it is."""
     frames = content.frames
     if content.kind in (DumpFileKind.PLAIN, DumpFileKind.PACKED) or not codec.suffix:
         return frames
     if len(frames) == 1:
         return pack_file(codec, frames)
-    # Each payload of a bin file is compressed by itself, so that it can be read alone.
+    # Each payload of a bin file is compressed separately, so that readers can read it alone.
     parts = [part for frame in frames for part in codec.encode((frame,))]
     return parts if is_worthwhile(parts, sum(map(len, frames))) else frames
 

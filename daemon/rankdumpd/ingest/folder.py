@@ -1,5 +1,5 @@
-"""Source or target folder of an ingest: walked, read and cleared by descriptors, never through a
-link.
+"""Source or target folder of an ingest. Its files are listed, read and removed relative to folder
+descriptors, never through a link.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundFolder:
-    """A folder that a walk has found, before its entries."""
+    """A folder that a walk has found; the walk yields it before its entries."""
 
     path: str
     folder: FileDescriptor
@@ -49,7 +49,7 @@ class UnsupportedEntry:
     path: str
     text: str
     harmless: bool = False
-    """Whether it is a link to a file that is ingested under its own name."""
+    """Whether the entry is a link to a file that is ingested under its own name."""
 
 
 def check_separate_folders(source: Path, tree: Path) -> None:
@@ -76,7 +76,7 @@ class IngestFolder:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder was removed, even if there is another one at its path."""
+        """Return whether the folder was removed, even if another folder has its path now."""
         return os.fstat(self._root).st_nlink == 0
 
     def open(self, path: str) -> FileDescriptor:
@@ -88,7 +88,7 @@ class IngestFolder:
         return file
 
     def read_stamp(self, path: str) -> FileStamp | None:
-        """Return the present stamp of a file; None when there is no regular file."""
+        """Return the present stamp of a file; None when the path is no regular file."""
         status = self._find_status(path)
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
@@ -104,13 +104,13 @@ class IngestFolder:
             return set()
 
     def exists(self, path: str) -> bool:
-        """Return whether anything of that name is there."""
+        """Return whether the path exists."""
         return self._find_status(path) is not None
 
     def remove(self, path: str, stamp: FileStamp, *, before_s: float = math.inf) -> bool | None:
-        """Remove a file if it is still the one with this stamp; return whether it is gone.
+        """Remove a file if it still has this stamp; return whether the file is gone.
 
-        None for one that was changed later than that time, be it in its mode or its name.
+        Return None without removing it if its content, mode or name was changed after `before_s`.
         """
         try:
             folder, name = self._locate(path)
@@ -127,7 +127,7 @@ class IngestFolder:
         return True
 
     def remove_empty(self) -> None:
-        """Remove empty folders, the innermost first; the root stays."""
+        """Remove empty folders, the innermost first; the root folder stays."""
         folders = [item.path for item in self.walk() if isinstance(item, FoundFolder) and item.path]
         for path in sorted(folders, key=lambda path: path.count("/"), reverse=True):
             with contextlib.suppress(OSError):
@@ -155,24 +155,28 @@ class IngestFolder:
                     elif seen := self._seen(below, item):
                         yield seen
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # the folder was removed in the meantime
             except OSError as error:
                 yield UnsupportedEntry(here or ".", f"cannot be read: {error.strerror}")
 
     def _open_folder(self, path: str) -> FileDescriptor:
-        """Open a folder below; OSError when a link or nothing is on the way."""
+        """Open a subfolder; OSError when it or a folder on the way is missing or a link."""
         folder = FileDescriptor(os.dup(self._root))
         for name in filter(None, path.split("/")):
             folder = FileDescriptor(os.open(name, _FOLDER_FLAGS, dir_fd=folder.number))
         return folder
 
     def _locate(self, path: str) -> tuple[FileDescriptor, str]:
-        """Return the folder of a path, and the name in it."""
+        """Return the descriptor of the folder that contains a path, and the name within that
+        folder.
+        """
         above, _, name = path.rpartition("/")
         return self._open_folder(above), name
 
     def _find_status(self, path: str) -> os.stat_result | None:
-        """Return the status of an item, be it a link; None when there is none."""
+        """Return the status of an entry, of a link itself and not of its target; None when it does
+        not exist.
+        """
         try:
             folder, name = self._locate(path)
             return os.stat(name, dir_fd=folder.number, follow_symlinks=False)

@@ -1,9 +1,10 @@
-"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Linux
-only, because it needs inotify.
+"""Watch on a folder while a job writes to it: each file is ingested once its writer has closed it.
+Linux only, because the watch needs inotify.
 
-A folder is watched before it is listed, so nothing that is closed in between is missed; when the
-kernel lost events, everything is listed again. The package `watchdog` does not report lost
-events, nor files closed before their folder was watched, and it watches by path, through links.
+A folder is watched before it is listed, so no file that is closed in between is missed; when the
+kernel has lost events, everything is listed again. The package `watchdog` is not used: it does not
+report lost events, nor files that were closed before their folder was watched, and it watches
+paths, through links.
 """
 
 from __future__ import annotations
@@ -26,32 +27,33 @@ from rankdumpd.ingest.file_copy import SettlingFiles
 from rankdumpd.ingest.folder import FoundFolder
 
 SWEEP_INTERVAL_S = 30.0
-"""Pause after the last event before the whole folder is listed again and manifests are written."""
+"""Seconds after the last event until the whole folder is listed again and manifests are written."""
 _WATCHED_EVENTS = (
     flags.CLOSE_WRITE | flags.MOVED_TO | flags.CREATE | flags.ONLYDIR | flags.EXCL_UNLINK
 )
 
 
 class InotifyQueue:
-    """One queue of events for many folders; not for use from several threads."""
+    """One inotify queue with the events of many folders; not for use from several threads."""
 
     def __init__(self) -> None:
-        """UnavailableError when this user has too many queues."""
+        """UnavailableError when this user has too many inotify queues."""
         try:
             self._inotify = INotify(nonblocking=True)
         except OSError as error:
             raise UnavailableError(_explain_limit(error, "user_instances")) from None
 
     def fileno(self) -> int:
-        """Return the descriptor to poll."""
+        """Return the descriptor for `poll`."""
         return self._inotify.fileno()
 
     def watch(self, folder: int) -> int:
-        """Watch an open folder; return the number that its events carry. OSError when it is gone,
-        ExhaustedError when there are too many watches.
+        """Watch an open folder; return the number that its events carry. OSError when the folder is
+        gone, ExhaustedError when there are too many watches.
         """
         try:
-            # By its descriptor: a path could have become a link since the folder was opened.
+            # Watched by its descriptor, because its path may have become a link since the folder
+            # was opened.
             return self._inotify.add_watch(f"/proc/self/fd/{folder}", _WATCHED_EVENTS)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -59,11 +61,11 @@ class InotifyQueue:
             raise
 
     def read(self) -> list[Event]:
-        """Return what has happened, oldest first, without waiting."""
+        """Return the events so far, oldest first, without waiting."""
         return list(self._inotify.read(timeout=0))
 
     def close(self) -> None:
-        """Forget all watches; may be repeated."""
+        """Remove all watches; may be repeated."""
         self._inotify.close()
 
 
@@ -75,7 +77,7 @@ def _explain_limit(error: OSError, limit: str) -> str:
 
 
 class FolderFollower:
-    """Follows one folder on one thread; only `wake` may be called from others."""
+    """Follows one folder in one thread; only `wake` may be called from other threads."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class FolderFollower:
         self._latest_s = self._swept_s = clock()
         self._swept = False
         self._clear_s = self._latest_s
-        """Time at which the next sources are old enough to be removed."""
+        """Time at which the next source files are old enough to be removed."""
 
     def close(self) -> None:
         """Stop watching."""
@@ -107,24 +109,25 @@ class FolderFollower:
             self._wake_write = -1
 
     def wake(self) -> None:
-        """Make the follower check at once whether to stop; does nothing once closed."""
+        """Make the follower check at once whether to stop; does nothing after `close`."""
         with self._lock, contextlib.suppress(BlockingIOError):
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"x")
 
     def run(self) -> None:
-        """Follow until a stop is requested, or until no event has come for `until_idle_s`."""
+        """Follow until a stop is requested, or until no event has arrived for `until_idle_s`."""
         self.begin()
         while not self._over():
             self._pause()
             self.process_events()
 
     def begin(self) -> None:
-        """Watch all folders, and ingest existing files."""
+        """Watch all folders, and ingest the existing files."""
         self._ingest(self._scan("", first=True), first=True)
 
     def process_events(self) -> None:
-        """Ingest files that were closed since the last call, and those that waited long enough.
+        """Ingest the files that were closed since the last call, and those that have waited long
+        enough.
 
         UnavailableError when the folder is gone.
         """
@@ -143,7 +146,9 @@ class FolderFollower:
         self._clear_s = self._clock() + self._engine.remove_due()
 
     def _sweep(self) -> None:
-        """Scan the whole folder: failed files may succeed now, and links cause no events."""
+        """Scan the whole folder, because files that failed may succeed now, and links cause no
+        events.
+        """
         self._swept_s, self._swept = self._clock(), True
         self._ingest(self._scan(""))
         self._engine.write_manifests()
@@ -161,7 +166,7 @@ class FolderFollower:
         return limit_s is not None and idle_s >= limit_s and not len(self._waiting)
 
     def _pause(self) -> None:
-        """Wait for events, a request to stop, or the next time at which something is due."""
+        """Wait for events, a request to stop, or the time when the next file is due."""
         due_s = min(self._sweep_s(), self._waiting.next_due_s(), self._clear_s)
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
@@ -169,7 +174,8 @@ class FolderFollower:
         poll.register(self._events, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         left_s = max(0.0, due_s - self._clock())
-        # The removal of a folder that is held open causes no event.
+        # Limited to the sweep interval, because the removal of a folder that is held open causes no
+        # event.
         poll.poll(min(left_s, SWEEP_INTERVAL_S) * 1000 + 1)
 
     def _ingest(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
@@ -195,11 +201,11 @@ class FolderFollower:
             elif event.mask & flags.ISDIR:
                 yield from self._scan(path)
             elif event.mask & (flags.CLOSE_WRITE | flags.MOVED_TO):
-                # A moved file may still be open for writing.
+                # A file that was moved into the folder may still be open for writing.
                 yield CandidateFile(path, closed=bool(event.mask & flags.CLOSE_WRITE))
 
     def _scan(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
-        """Yield the files below a folder, and watch all folders on the way."""
+        """Yield the files below a folder, and begin to watch all folders on the way."""
         for item in self._engine.scan(path, first=first):
             if isinstance(item, FoundFolder):
                 self._watch(item)
@@ -210,4 +216,4 @@ class FolderFollower:
         try:
             self._folders[self._events.watch(folder.folder.number)] = folder.path
         except OSError:
-            return  # gone since it was opened
+            return  # the folder is gone since it was opened

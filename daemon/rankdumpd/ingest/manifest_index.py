@@ -1,7 +1,7 @@
 """Manifests of ingested files by rank and iteration, as if a rankdump job had written the tree.
 
-Names come from the files, in full where `mapping.csv` has them, and from the headers of bin
-files. Iterations that have a manifest of their own get none.
+Operator names are taken from file names, with the full names that `mapping.csv` has for shortened
+ones, and from the headers of bin files. Iterations with a manifest of a rankdump job get none.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rankdumpd.ingest.state import IngestState, RankIteration
 
 
 def locate_iteration(path: str) -> RankIteration | None:
-    """Return the rank and iteration that a file's folder belongs to; None outside of all."""
+    """Return the rank and iteration that a file's folder belongs to; None if it belongs to none."""
     folder, _, name = path.rpartition("/")
-    # Other files in the folder do not describe tensors.
+    # Files of other kinds in the folder do not describe tensors.
     tables = name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name)
     tensors = classify_file(name) in (DumpFileKind.NPY, DumpFileKind.BIN)
     return _locate_folder(folder) if tables or tensors or _parse_operator(name) else None
 
 
 def _parse_operator(name: str) -> FileName | None:
-    """Return the operator of a table of CANN's; None for the name of another file."""
+    """Return the operator of one of CANN's statistic tables; None for the name of another file."""
     file = parse_file_name(name)
     return file if file is not None and file.kind is FileKind.TABLE else None
 
@@ -59,19 +59,21 @@ def _locate_folder(folder: str) -> RankIteration | None:
 
 
 class ManifestIndex:
-    """Writes the manifests of one tree."""
+    """Writes the manifests of one tree for its ingested files."""
 
     def __init__(
         self, state: IngestState, tree: DumpTree, *, source: IngestFolder, target: IngestFolder
     ) -> None:
-        """`target` is the folder of the tree."""
+        """`target` is the root folder of the tree."""
         self._state, self._tree = state, tree
         self._source, self._target = source, target
         self._session = state.get_session_id()
         self._latest: dict[int, int] = {}
 
     def note_iteration(self, place: RankIteration) -> list[RankIteration]:
-        """Return the earlier iterations of the rank, which are over as this one began."""
+        """Note that an iteration has files; return the earlier iterations of its rank, which are
+        over now.
+        """
         rank, iteration = place
         latest = self._latest.get(rank)
         if latest is None or iteration <= latest:
@@ -86,7 +88,7 @@ class ManifestIndex:
             self.write_manifest(place)
 
     def write_manifest(self, place: RankIteration) -> None:
-        """Write the manifest of an iteration, or nothing where it has another's."""
+        """Write the manifest of an iteration, unless it has one that the ingest did not write."""
         rank, iteration = place
         folder = f"{layout.make_rank_folder(rank)}/{layout.MANIFEST_FOLDER}"
         name = make_manifest_name(iteration, self._session)
@@ -119,7 +121,8 @@ class ManifestIndex:
             bytes_in=sum(record.bytes_in for record in records),
             bytes_stored=sum(record.bytes_stored for record in records),
         )
-        # Files do not say how many ranks there were: a host has its own ranks or devices only.
+        # Files do not tell the number of ranks: a host has only the files of its own ranks or
+        # devices.
         return Manifest(status, 0, rank, socket.gethostname(), records)
 
     def _records(self, files: list[IngestedFile]) -> Iterator[ManifestRecord]:
@@ -135,7 +138,7 @@ class ManifestIndex:
                 key = _build_member_key(file, name, member)
                 if key:
                     stamps.add(key.timestamp_us)
-                    # The bytes of a file count once, with its first tensor.
+                    # The bytes of a file are counted once, with its first tensor.
                     yield _build_record(file, key, member, stored=not (number or file.linked))
             if statistic_tables.STATISTIC_TABLE_NAME.fullmatch(_get_name(file)):
                 tables.append(file)
@@ -145,8 +148,8 @@ class ManifestIndex:
             yield from self._rows(table, stamps)
 
     def _operator_rows(self, table: IngestedFile, operator: FileName) -> Iterator[ManifestRecord]:
-        """Yield the rows of the table that an operator has in place of a file."""
-        with suppress(CorruptedError):  # readers of the table report it
+        """Yield the rows of a table that CANN writes for one operator in place of a file."""
+        with suppress(CorruptedError):  # readers of the table report the damage
             for row in statistic_tables.parse_operator_table(
                 self._read_text(table), operator, file=table.path
             ):
@@ -154,8 +157,8 @@ class ManifestIndex:
                 yield _build_row_record(row, dtype, format_member(row.side, row.slot))
 
     def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
-        """Yield the rows of a table that have no file, as with `saved_data: statistic`."""
-        with suppress(CorruptedError):  # readers of the table report it
+        """Yield the rows of a table whose tensors have no file, as with `saved_data: statistic`."""
+        with suppress(CorruptedError):  # readers of the table report the damage
             for row in statistic_tables.parse_statistic_table(
                 self._read_text(table), file=table.path
             ):
@@ -185,7 +188,8 @@ def _build_row_record(row: StatisticCsvRow, dtype: str, member: str = "") -> Man
 def _build_record(
     file: IngestedFile, key: TensorKey, member: FileTensor, *, stored: bool
 ) -> ManifestRecord:
-    # From MindSpore 2.4 on names have the type; for widened elements it is only there.
+    # MindSpore 2.4 and later put the element type into the file name; of an element type that was
+    # widened when it was saved, only the name tells the original type.
     held = ELEMENT_TYPES.get(key.element.lower())
     widened = held if held and held.is_widened and member.dtype == "float32" else None
     return ManifestRecord(
@@ -205,7 +209,7 @@ def _build_record(
 
 def _build_member_key(file: IngestedFile, name: str, member: FileTensor) -> TensorKey | None:
     name = name.removesuffix(PACKED_SUFFIX)
-    if member.name:  # as the file of that tensor alone would be called
+    if member.name:  # the name that a file with this tensor alone would have
         name = f"{name}.{member.name}.ND.npy"
     return parse_tensor_path(f"{_get_folder(file)}/{name}")
 

@@ -1,7 +1,7 @@
-"""Runs of an ingest: once over a folder or as long as a job writes it, as a command with signals,
-progress and an exit code, or as a component of an agent.
+"""Runs of an ingest, once over a folder or as long as a job writes to it: as a command with
+signals, progress and an exit code, or as a component of an agent.
 
-Failures of the component are logged and retried; they never end the process, nor hold it up.
+Failures of the component are logged and retried; they neither end nor delay the agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class IngestRun:
-    """One ingest; it owns its tree from its creation until `run` returns."""
+    """One run of an ingest; it owns its tree from its creation until `run` returns."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class IngestRun:
         follow: bool = False,
         until_idle_s: float | None = None,
     ) -> None:
-        """Call `report` with each skipped file. ConfigError when the ingest cannot begin."""
+        """`report` is called with each skipped file. ConfigError when the ingest cannot begin."""
         self._asked, self._aborted = threading.Event(), threading.Event()
         self._engine = IngestEngine(task, report=report, stopping=self._aborted.is_set)
         self._follower: FolderFollower | None = None
         if follow or until_idle_s is not None:
-            # Imported here: it needs inotify, which a run over a folder does without.
+            # Imported only here: it needs inotify, which a single run over a folder does not use.
             from rankdumpd.ingest.folder_watch import FolderFollower
 
             try:
@@ -71,7 +71,9 @@ class IngestRun:
         return not self._aborted.is_set()
 
     def request_end(self) -> None:
-        """Ask a run that follows to end after a last scan, and any other to end at once."""
+        """Request the end of the run: a run that follows a folder ends after a last scan, any other
+        at once.
+        """
         self._asked.set()
         if self._follower:
             self._follower.wake()
@@ -79,7 +81,7 @@ class IngestRun:
             self.abort()
 
     def abort(self) -> None:
-        """Ask the run to begin no more files."""
+        """Request the run to begin no more files."""
         self._aborted.set()
         self._asked.set()
         if self._follower:
@@ -87,7 +89,7 @@ class IngestRun:
 
 
 INGEST_RETRY_S = 10.0
-"""Pause before a retry after a failure: the first job may create the folder."""
+"""Seconds between a failure and the next attempt; before the first job the folder may not exist."""
 INGEST_LOG_INTERVAL_S = 60.0
 """Seconds between log lines about new files."""
 _STOP_TIMEOUT_S = 10.0
@@ -96,7 +98,7 @@ _logger = logging.getLogger(__name__)
 
 
 class IngestComponent(Component):
-    """Follows one folder from `start` to `drain`."""
+    """Ingests one folder of the agent's settings from `start` to `drain`."""
 
     max_stop_s = Component.max_stop_s + _STOP_TIMEOUT_S
 
@@ -115,17 +117,17 @@ class IngestComponent(Component):
         self._logging = BackgroundThread(self._log_progress, "rankdumpd-ingest-log")
 
     def start(self) -> None:
-        """Start following."""
+        """Start to follow the folder."""
         self._following.start()
         self._logging.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Finish after a last scan; return 1 when that takes longer than the timeout."""
+        """Finish after a last scan; return 1 if the scan takes longer than `timeout_s`, else 0."""
         self._request_end(at_once=False)
         return int(not self._following.join(timeout_s))
 
     def stop(self) -> None:
-        """Finish the files that were begun and no others; may be repeated."""
+        """Finish the files that were begun, and begin no others; may be repeated."""
         self._request_end(at_once=True)
         self._following.join(_STOP_TIMEOUT_S)
 
@@ -169,7 +171,7 @@ class IngestComponent(Component):
             self._log_counts(run)
 
     def _log_trouble(self, text: str) -> None:
-        """Log what keeps the ingest from starting, once as long as it is the same."""
+        """Log why the ingest cannot start, once for as long as the reason stays the same."""
         if text != self._trouble:
             self._trouble = text
             _logger.error("cannot ingest %s: %s", self._task.source, text)
@@ -222,7 +224,9 @@ def run_ingest(
 
 
 def _run_until(signals: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
-    """Run an ingest on a thread, as this one waits for signals; return whether it completed."""
+    """Run an ingest in a second thread while this one waits for signals; return whether the run
+    completed.
+    """
     completed: list[bool] = []
 
     def work() -> None:
@@ -270,4 +274,4 @@ def _print_json(what: dict[str, object]) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
     except OSError:
-        return  # the reader is gone
+        return  # the reader of the output is gone

@@ -1,4 +1,5 @@
-"""State of an ingest in one SQLite file in the tree, read again by the next process after a kill.
+"""State of an ingest in one SQLite file in the tree; after a kill the next process continues from
+it.
 
 A path is claimed before its copy is written, so an existing file without a claim belongs to another
 program and is never overwritten. A path counts as ingested once its copy is in the tree.
@@ -49,7 +50,7 @@ RankIteration = tuple[int, int]
 
 
 class IngestState:
-    """The state of one tree, owned until `close`; safe to use from several threads."""
+    """The ingest state of one tree, owned until `close`; safe to use from several threads."""
 
     def __init__(self, tree: Path, *, durable: bool) -> None:
         """With `durable`, commits survive a power failure."""
@@ -79,7 +80,7 @@ class IngestState:
         return _parse_row(rows[0]) if rows else None
 
     def list_claimed(self) -> list[str]:
-        """Return the claimed paths, of which an uncommitted copy may be in the tree."""
+        """Return the claimed paths; the tree may contain uncommitted copies of them."""
         return [os.fsdecode(path) for (path,) in self._select("SELECT path FROM claims")]
 
     def claim(self, paths: Iterable[str]) -> None:
@@ -96,9 +97,9 @@ class IngestState:
         *,
         released: Iterable[str],
     ) -> None:
-        """Record that these files are in the tree, each in its rank's iteration.
+        """Record that these files are in the tree, each with its rank and iteration.
 
-        For `released` paths nothing was written.
+        The claims of `released` paths end without a file.
         """
         rows = [
             (*_build_row(file), *(place or (None, None)), False)
@@ -113,14 +114,14 @@ class IngestState:
             )
 
     def removed(self, paths: Iterable[str]) -> None:
-        """Record that the sources of these paths were removed."""
+        """Record that the source files of these paths were removed."""
         with self._transaction() as base:
             base.executemany(
                 "UPDATE files SET removed = 1 WHERE path = ?", [(os.fsencode(p),) for p in paths]
             )
 
     def find_original(self, digest: str) -> OriginalFile | None:
-        """Return a file in the tree with that digest; None when there is none."""
+        """Return a file in the tree with this digest; None when there is none."""
         rows = self._select(
             "SELECT target, stored_inode, stored_size, stored_ns FROM files "
             "WHERE digest = ? AND NOT linked LIMIT 1",
@@ -129,7 +130,7 @@ class IngestState:
         return OriginalFile(os.fsdecode(rows[0][0]), _parse_stamp(rows[0][1:])) if rows else None
 
     def list_plain_files(self) -> list[IngestedFile]:
-        """Return the plain files whose sources may be removed at the end."""
+        """Return the plain files whose sources may be removed at the end of a run."""
         query = f"SELECT {_FIELDS} FROM files WHERE NOT removed AND kind = 'plain'"
         return list(map(_parse_row, self._select(query)))
 
@@ -139,18 +140,18 @@ class IngestState:
         return sorted(self._select(query))
 
     def list_iteration_files(self, place: RankIteration) -> list[IngestedFile]:
-        """Return the tensors of a rank's iteration."""
+        """Return the tensor files of one rank's iteration."""
         query = f"SELECT {_FIELDS} FROM files WHERE rank = ? AND iteration = ? ORDER BY path"
         return list(map(_parse_row, self._select(query, *place)))
 
     def mark_indexed(self, place: RankIteration) -> None:
-        """Record that the manifest of an iteration has all of its tensors."""
+        """Record that the manifest of an iteration contains all of its tensors."""
         query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
         with self._transaction() as base:
             base.execute(query, place)
 
     def get_session_id(self) -> str:
-        """Return under which session the manifests of this tree are written."""
+        """Return the id of the session under which the manifests of this tree are written."""
         if not self._select("SELECT id FROM session"):
             with self._transaction() as base:
                 base.execute("INSERT INTO session VALUES (?)", (uuid.uuid4().hex,))
