@@ -1,7 +1,7 @@
-"""Metadata frames, read from the wire and reread from the ledger, with every number and text length
-checked, and results in place of lost or unreadable frames. Pure.
+"""Metadata frames, parsed from the wire and again from the ledger, with every number and text
+length checked, and the results that replace lost or unreadable frames. Pure.
 
-Tensors of such a frame are counted as dropped; they have no names.
+The tensors of a lost or unreadable frame are counted as dropped; they have no names.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.records import FrameId, MetadataFrame, StatisticRowsResult
 
 MAX_DECLARED_ITEMS = 1 << 16
-"""Nodes of one part, inputs of one node, arguments of one operator, and the like."""
+"""Largest number of items in one message, such as nodes of a graph part, inputs of a node or
+arguments of an operator.
+"""
 MAX_TEXT_CHARACTERS = 1 << 16
-"""Of a name, of an argument's value, of a line of source."""
+"""Largest number of characters of a name, of an argument's value or of a source line."""
 _MAX_REMEMBERED_FRAMES = 4
 
 
 def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFrame:
-    """Read a metadata frame; ProtocolError when its numbers are out of bounds."""
+    """Return a metadata frame from the wire; ProtocolError when its numbers are out of bounds."""
     declaration = session_messages.metadata_from_wire(frame)
     _check_numbers(frame.sequence, declaration)
     if isinstance(declaration, GraphPart):
@@ -52,15 +54,19 @@ def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFram
 
 
 def reread_metadata_frame(raw: bytes, session_id: str) -> MetadataFrame:
-    """Reread a frame from the ledger; CorruptedError when it cannot be parsed."""
+    """Return a metadata frame from its bytes in the ledger; CorruptedError when it cannot be
+    parsed.
+    """
     return read_metadata_frame(_parse_ledger_frame(raw), session_id)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_FRAMES)
 def reread_statistic_rows(raw: bytes) -> StatisticRows:
-    """Reread rows of statistics from the ledger; CorruptedError when they cannot be parsed.
+    """Return rows of statistics from their bytes in the ledger; CorruptedError when they cannot be
+    parsed.
 
-    The last ones are remembered: the manifest of an iteration needs them after its table.
+    The result of the last calls is cached, because the manifest of an iteration needs the same rows
+    as its table.
     """
     return session_messages.statistic_rows_from_wire(_parse_ledger_frame(raw).figure_rows)
 
@@ -79,7 +85,7 @@ def _check_numbers(sequence: int, declaration: MetadataItem) -> None:
 
 
 def _iter_numbers(declaration: MetadataItem) -> Iterator[int]:
-    # The columns of events and of statistics have bounds of their own.
+    # The columns of events and of statistics are checked elsewhere.
     if isinstance(declaration, IterationEnd):
         yield from (declaration.iteration, declaration.expected, declaration.stall_us)
         yield from (declaration.first_position, declaration.last_position)
@@ -149,7 +155,9 @@ _UNNAMED_KIND = TensorKind(0, "", "", TensorSide.OUTPUT, 0, "", (), 0)
 
 
 def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
-    """Return the tensors that a rank has lost; ProtocolError when the counts are out of bounds."""
+    """Return the result of a frame with tensors that a rank has lost; ProtocolError when their
+    counts are out of bounds.
+    """
     if message.iteration >= NUMBER_LIMIT:
         raise ProtocolError(f"frame {frame_id.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
@@ -165,9 +173,9 @@ def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRo
 def make_unreadable_result(
     frame_id: FrameId, frame: agent_pb2.Frame
 ) -> StatisticRowsResult | MetadataFrame:
-    """Return a result in place of an unreadable frame; its tensors are dropped.
+    """Return a result in place of an unreadable frame; the tensors of the frame are dropped.
 
-    They are counted in the iteration of the frame, or in iteration 0.
+    They are counted in the iteration that the frame names, or in iteration 0.
     """
     body = frame.WhichOneof("body")
     if body == "record":

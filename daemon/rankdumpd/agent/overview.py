@@ -1,4 +1,4 @@
-"""The status of an agent for people, scripts and monitoring, collected from its parts."""
+"""Status of an agent for people, scripts and monitoring, collected from the parts of the agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from rankdumpd.server.metrics import MAX_LABELLED_SAMPLES
 
 
 def sample_status(view: StatusView) -> Iterator[MetricSample]:
-    """Yield samples of an agent's status; of many disks or jobs the fullest or largest."""
+    """Yield the metric samples of a status; if there are many disks or jobs, of the fullest disks
+    and the largest jobs only.
+    """
     load, memory = view.load, view.memory
     yield MetricSample("rankdump_agent_queue_records", load.queued_records)
     yield MetricSample("rankdump_agent_queue_bytes", load.queued_bytes)
@@ -69,7 +71,7 @@ class AgentOverview:
         self._backlog, self._black_box = backlog, black_box
 
     def view(self, findings: Iterable[str]) -> StatusView:
-        """Return the status; `findings` are those of other parts of the agent."""
+        """Return the status; `findings` contains findings of the other parts of the agent."""
         sessions = self._registry.list_sessions()
         summary = self._summarize(sessions)
         balances = [session.iterations() for session in sessions]
@@ -88,7 +90,7 @@ class AgentOverview:
         )
 
     def samples(self) -> list[MetricSample]:
-        """Return the numbers of this moment."""
+        """Return the current metric samples of all parts."""
         queue_bytes, queue_limit_bytes = self._limits.queue
         slab_bytes, ledger = self._slabs.held_bytes, self._ledger.status()
         waiting, lost = self._reporter.events()
@@ -122,7 +124,7 @@ class AgentOverview:
         return tuple(n if n.job_id in pinned else self._limits.limit_need(n) for n in found)
 
     def _summarize(self, sessions: Sequence[RankSession]) -> StatusView:
-        """Return the part of the status that does not grow while a job runs."""
+        """Return the parts of the status whose size does not grow while a job runs."""
         black_box = self._black_box.status()
         live = sum(session.live for session in sessions)
         return StatusView(

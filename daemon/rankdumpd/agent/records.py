@@ -1,9 +1,9 @@
-"""Frozen values that the folders of the agent hand to each other: frame ids, received records and
-their outcomes, metadata frames, rows of statistics and members of operators.
+"""Frozen values that the packages of the agent exchange: frame ids, received records and their
+outcomes, metadata frames, rows of statistics and members of operators.
 
-The elements of a record are in memory, or in a file until they are needed; reading such a file, and
-the clock of time stamps, is the only I/O in this module. Values that exist once for each record are
-named tuples, which are made fastest.
+The elements of a record are in memory, or in a file until they are needed. Reading such a file and
+the clock of time stamps are the only I/O in this module. Values that exist once for each record are
+named tuples, because these are the fastest to create.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from rankdump.errors import CorruptedError
 
 @dataclass(frozen=True, slots=True)
 class OperatorMembership:
-    """The place of a tensor within its operator."""
+    """The place of a tensor among the tensors of its operator."""
 
     member: str
-    """Side and slot, `input.0`."""
+    """Side and slot of the tensor, such as `input.0`."""
     whole: FilePlace | None = None
-    """The operator's file, into which the tensor's own is joined; None if it has no such file."""
+    """The operator's file, which the tensor's own file is joined into; None if it has
+    no such file.
+    """
     head_bytes: int = 0
-    """Bytes of the tensor's own file before its elements."""
+    """Bytes in front of the elements in the tensor's own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ class OperatorMember:
 
     sequence: int
     path: str
-    """Path of its own file, relative to the root; removed when the tensor is joined."""
+    """Path of the tensor's own file, relative to the root of the tree; the file is removed after
+    the join.
+    """
     whole: FilePlace
     head_bytes: int
     bytes_stored: int
     joined: bool
-    """Whether the operator's file contains it."""
+    """Whether the operator's file contains the tensor."""
     timestamp_us: int
     op_name: str
     tensor: BinTensor
@@ -64,52 +68,52 @@ class OperatorMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMember:
-    """A tensor that was joined into its operator's file."""
+    """A tensor that was joined into the file of its operator."""
 
     sequence: int
     bytes_stored: int
-    """Its share of that file."""
+    """Bytes that the tensor takes in the operator's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTail:
-    """The end of a file."""
+    """The last bytes of a file."""
 
     path: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     start: int
     length: int
 
 
 def format_member(side: TensorSide, slot: int) -> str:
-    """Return the word for one tensor of an operator."""
+    """Return the word for a tensor's side and slot, such as `input.0`."""
     return f"{side.value}.{slot}"
 
 
 def parse_member(text: str) -> tuple[TensorSide, int]:
-    """Return the side and slot of such a word."""
+    """Return the side and slot that a word of `format_member` stands for."""
     side, _, slot = text.partition(".")
     return TensorSide(side), int(slot)
 
 
 def read_wall_clock_us() -> int:
-    """Return the time in microseconds since the epoch."""
+    """Return the present time in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
 CORRUPTED = "corrupted"
-"""Drop reason of elements that differ from those that were sent."""
+"""Drop reason for elements that differ from the elements that the rank sent."""
 _MAX_REUSED_BYTES = 16 << 20
 
 
 class _ThreadBuffer(threading.local):
-    """A reused buffer for each thread: touching new pages takes longer than copying."""
+    """One reused buffer for each thread, because touching new pages takes longer than copying."""
 
     def __init__(self) -> None:
         self._memory = bytearray()
 
     def get(self, length: int) -> memoryview:
-        """Return a view of the first bytes of the buffer."""
+        """Return a view of the first `length` bytes of the buffer of this thread."""
         if len(self._memory) < length:
             self._memory = bytearray(length)
         return memoryview(self._memory)[:length]
@@ -140,10 +144,10 @@ class DeferredElements:
         return self.length
 
     def load(self) -> memoryview:
-        """Return a copy in memory; CorruptedError when the file is too short.
+        """Return a copy of the elements in memory; CorruptedError when the file is too short.
 
-        The file may change at any time, so checks apply to this copy only. The copy is valid
-        until this thread loads the next elements.
+        The file may change at any time, so checks apply to this copy only. The copy is valid until
+        this thread loads other elements.
         """
         if self.length > _MAX_REUSED_BYTES:
             return read_bytes_at(self.file.number, self.at, self.length)
@@ -154,7 +158,7 @@ RecordElements = memoryview | DeferredElements
 
 
 def load_elements(elements: RecordElements) -> memoryview:
-    """Return elements in memory; CorruptedError when their file was truncated."""
+    """Return the elements in memory; CorruptedError when the file that has them was truncated."""
     return elements if isinstance(elements, memoryview) else elements.load()
 
 
@@ -170,9 +174,10 @@ def _read_into(target: memoryview, descriptor: int, offset: int) -> memoryview:
 
 
 def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
-    """Return bytes of an open file; CorruptedError when it is too short.
+    """Return bytes of an open file; CorruptedError when the file is too short.
 
-    Mapped memory would not do: touching it behind the end of a file ends the process.
+    The file is not mapped, because touching mapped memory behind the end of a file ends the
+    process.
     """
     data = os.pread(descriptor, length, offset)
     while len(data) < length:
@@ -185,31 +190,33 @@ def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
 
 
 class FrameId(NamedTuple):
-    """Permanent identity of one frame: resending it changes nothing."""
+    """Permanent identity of one frame; a resent frame has the same one, so it is recognised."""
 
     session_id: str
     sequence: int
 
 
 class ReceivedRecord(NamedTuple):
-    """A record that arrived completely."""
+    """A record with all of its elements."""
 
     frame_id: FrameId
     head: RecordHead
     data: RecordElements
-    """In C order, little endian; readable until the record is committed."""
+    """The elements in C order, little endian; readable until the record is committed."""
     checksum: bytes = b""
-    """xxh3-128 of the elements as the rank sent them; empty when it sent none."""
+    """xxh3-128 of the elements, as computed by the rank; empty when the rank sent none."""
     digest: str = ""
-    """xxh3-128 of the elements as they arrived, hexadecimal; empty until it is examined."""
+    """xxh3-128 of the received elements, in hexadecimal; empty until the record is examined."""
     statistics: tuple[str, ...] | None = None
-    """Texts of its row in `statistic.csv`; None when it has no row, or is not examined yet."""
+    """Fields of the record's row in `statistic.csv`; None before the examination, or
+    without a row.
+    """
     fingerprint: bytes = b""
-    """Empty where the plan asks for none, or the tensor has none, or it is not examined yet."""
+    """Fingerprint; empty before the examination, or when the plan or the tensor has none."""
 
 
 class FileStamp(NamedTuple):
-    """Distinguishes a written file from one that replaced it or was changed since."""
+    """Stamp that tells a written file from a file that replaced it or was changed afterwards."""
 
     inode: int
     size_bytes: int
@@ -217,48 +224,48 @@ class FileStamp(NamedTuple):
 
 
 class OriginalFile(NamedTuple):
-    """A whole file of a tree, which others may be linked to."""
+    """A complete file of a tree, which other files may be hard links to."""
 
     path: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     stamp: FileStamp
     unpacked: str = ""
-    """Why it was stored unpacked and is packed later; empty when it stays as it is."""
+    """Why the file was stored unpacked and is packed later; empty when it stays as it is."""
 
 
 class TreeFile(NamedTuple):
-    """A tensor's file in any tree."""
+    """The file of a tensor in any tree, such as a baseline."""
 
     root: str
     path: str
-    """Relative to the root."""
+    """Path relative to the root of the tree."""
 
 
 class BaselineVerdict(str, Enum):
-    """What a baseline says of a record; the value is the word in metrics."""
+    """Result of looking a record up in a baseline; the value is the word in metrics."""
 
     SAME = "same"
     DIFFERENT = "different"
     ABSENT = "absent"
-    """It has no such tensor."""
+    """The baseline has no such tensor."""
     UNAVAILABLE = "unavailable"
-    """It could not be asked."""
+    """The baseline could not be read."""
 
 
 class BaselineProblem(NamedTuple):
-    """Why a baseline does not say anything of an iteration of a rank."""
+    """Why a baseline cannot be used for an iteration of a rank."""
 
     kind: str
-    """The same for problems of which people need to know one only."""
+    """Kind of the problem; only the first problem of a kind is reported."""
     text: str
 
 
 class BaselineMatch(NamedTuple):
-    """What a baseline says of a record."""
+    """Result of looking a record up in a baseline, with the file or the problem."""
 
     verdict: BaselineVerdict
     file: TreeFile | None = None
-    """The file that has the elements, for the same."""
+    """The file of the baseline that has the same elements; None unless the verdict is SAME."""
     problem: BaselineProblem | None = None
 
 
@@ -267,11 +274,11 @@ class StatisticTableRow(NamedTuple):
 
     table: FilePlace
     text: str
-    """The line, without its end."""
+    """The line without its line end."""
 
 
 class RecordStatus(str, Enum):
-    """The outcome of a record in one word; the value is the word in the ledger."""
+    """The outcome of a record in one word; the ledger stores the value."""
 
     STORED = "stored"
     LINKED = "linked"
@@ -279,34 +286,38 @@ class RecordStatus(str, Enum):
     DEGRADED = "degraded"
     DROPPED = "dropped"
 
-    # Enum's own hash is a Python call, which every count by status would pay for.
+    # The hash of Enum is implemented in Python and would slow down every count by status.
     __hash__ = str.__hash__
 
 
 class RecordOutcome(NamedTuple):
-    """The outcome of a record; `reason` is empty unless it was degraded or dropped."""
+    """The outcome of a record; `reason` is empty unless the record was degraded or dropped."""
 
     frame_id: FrameId
     head: RecordHead
     status: RecordStatus
     reason: str = ""
     path: str = ""
-    """Relative to the root of the tree; empty when there is no file of its own. There is no file
-    where it is the same as in the baseline.
+    """Path of the record's file, relative to the root of the tree; empty without a file of its own,
+    as for a record that is the same as in the baseline.
     """
     digest: str = ""
     bytes_stored: int = 0
-    """Bytes of its file; 0 for a link."""
+    """Bytes of the record's file; 0 for a link."""
     row: StatisticTableRow | None = None
     original: OriginalFile | None = None
-    """The file that was written for it."""
+    """The file that was written for the record; None if none was written."""
     membership: OperatorMembership | None = None
-    """None unless tensors of an operator share a time stamp."""
+    """Place of the tensor in its operator; None unless tensors of an operator share a
+    time stamp.
+    """
     unpacked: str = ""
-    """Why its file was stored unpacked and is packed later; empty when it stays as it is."""
+    """Why the record's file was stored unpacked and is packed later; empty when it
+    stays as it is.
+    """
     fingerprint: bytes = b""
     baseline: BaselineMatch | None = None
-    """None where its plan has no baseline."""
+    """Result of the lookup in the baseline; None if the plan has no baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,22 +327,22 @@ class MetadataFrame:
     frame_id: FrameId
     declaration: MetadataItem
     raw: bytes
-    """The frame as it arrived, for the ledger."""
+    """The bytes of the frame as it arrived, which the ledger stores."""
 
 
 RejectedPlaces: TypeAlias = "Mapping[str, Sequence[int]]"
-"""Places of the rows of a frame that are dropped, by reason."""
+"""Positions of the dropped rows in a frame, by drop reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticRowsResult:
-    """Rows of statistics, and which of them are dropped."""
+    """Rows of statistics of a frame, and which of them are dropped."""
 
     frame_id: FrameId
     rows: StatisticRows
     refused: RejectedPlaces
     raw: bytes
-    """The frame as it arrived, for the ledger."""
+    """The bytes of the frame as it arrived, which the ledger stores."""
 
     @property
     def status(self) -> RecordStatus:
@@ -340,7 +351,7 @@ class StatisticRowsResult:
 
     @property
     def reason(self) -> str:
-        """Why the rows that are kept are degraded; empty where they are not."""
+        """Why the kept rows are degraded; empty if they are not."""
         return self.rows.degraded
 
     @property
@@ -350,20 +361,20 @@ class StatisticRowsResult:
 
 
 def make_drop_outcome(frame_id: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
-    """Return the outcome of a record that is not in the tree."""
+    """Return the outcome of a record that is dropped for this reason."""
     return RecordOutcome(frame_id, head, RecordStatus.DROPPED, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class QuietRank:
-    """A session without frames in flight: all that arrived are committed."""
+    """A session without frames in flight: all frames that arrived are committed."""
 
     job_id: str
     rank: int
     session_id: str
     watermark: int
-    """Number of the last committed frame."""
+    """Sequence number of the last committed frame."""
 
 
 SMALL_RECORD_BYTES = 16 << 10
-"""Up to this size, handing a record to another thread costs more than writing it."""
+"""Size in bytes up to which handing a record to another thread costs more than writing it."""

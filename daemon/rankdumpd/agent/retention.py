@@ -1,10 +1,11 @@
-"""Retention: a thread removes whole iterations by age and size in the order in which they ended,
+"""Retention: a thread removes whole iterations by age and size, in the order in which they ended,
 unless they are open or pinned.
 
 One rank's part of an iteration is removed in steps that may be repeated. The line about the removal
-is written before the manifest is hidden, and the hidden manifest, which lists the files, is removed
-after them: whatever the last step of a process was, the next process can finish the removal. All
-access is through descriptors of folders: targets of links are outside the tree and stay.
+is written before the manifest is hidden. The hidden manifest, which lists the files, is removed
+after the files. So the next process can finish a removal that was interrupted after any step.
+Folders are accessed through descriptors only, so that targets of links, which are outside the tree,
+stay.
 """
 
 from __future__ import annotations
@@ -67,27 +68,27 @@ class IterationPart:
 
     @property
     def tree(self) -> DumpTree:
-        """Its tree."""
+        """The tree that has this part."""
         return self.storage.tree
 
     @property
     def rank_folder(self) -> str:
-        """Folder of the rank's metadata."""
+        """Folder with the metadata of the rank."""
         return self.storage.layout.rank_folder(self.retired.rank)
 
     @property
     def manifest(self) -> str:
-        """Name of its manifest."""
+        """Path of the manifest of this part."""
         return make_manifest_name(self.retired.iteration, self.retired.session_id)
 
     @property
     def hidden(self) -> str:
-        """Name of its manifest while files are removed: readers ignore it."""
+        """Path of the manifest while files are being removed; readers ignore it."""
         return f".{self.manifest}"
 
 
 def list_tensor_files(part: IterationPart) -> list[str]:
-    """Return the paths of its tensors' files; none when its manifest is removed.
+    """Return the paths of the part's tensor files; none when its manifest has been removed.
 
     OSError and CorruptedError when the manifest cannot be read.
     """
@@ -101,9 +102,9 @@ def list_tensor_files(part: IterationPart) -> list[str]:
 
 
 def compute_freed_bytes(parts: Iterable[tuple[DumpTree, Sequence[str]]]) -> list[int]:
-    """Return the bytes that the files of each part free when all parts are removed.
+    """Return for each part how many bytes its files free when all parts are removed.
 
-    A file with other links frees nothing.
+    A file with hard links outside of these parts frees nothing.
     """
     left: Counter[tuple[int, int]] = Counter()
     freed: list[int] = []
@@ -120,9 +121,9 @@ def compute_freed_bytes(parts: Iterable[tuple[DumpTree, Sequence[str]]]) -> list
 
 
 def remove_part(part: IterationPart, *, shared: bool) -> Iterator[None]:
-    """Remove a part step by step; `shared` when another job may write to the same folders.
+    """Remove a part step by step; `shared` says that another job may write to the same folders.
 
-    After an OSError the rest can be removed later.
+    After an OSError the remaining steps can be repeated later.
     """
     paths = list_tensor_files(part)
     tree, manifests = part.tree, f"{part.rank_folder}/{MANIFEST_FOLDER}"
@@ -146,7 +147,7 @@ def remove_part(part: IterationPart, *, shared: bool) -> Iterator[None]:
 
 
 def list_own_folders(part: IterationPart) -> list[str]:
-    """Return the folders that hold this iteration of the rank and nothing else."""
+    """Return the folders that contain this iteration of the rank and nothing else."""
     pattern, _ = _make_pattern(part)
     found = [""] if pattern else []
     for name in pattern:
@@ -155,7 +156,8 @@ def list_own_folders(part: IterationPart) -> list[str]:
 
 
 def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
-    """Return the path components of the iteration's folders, None for any, and how many stay.
+    """Return the path components of the iteration's folders, None for a component with any name,
+    and how many leading components all iterations share.
 
     No components where tensors of several iterations are in one folder.
     """
@@ -186,32 +188,34 @@ def _list_below(tree: DumpTree, folder: str, name: str | None) -> list[str]:
 
 
 def _list_folder(tree: DumpTree, folder: str) -> dict[str, bool]:
-    """Return the items of a folder of the tree; none when it does not exist or is a link."""
+    """Return the entries of a folder of the tree; none when the folder does not exist
+    or is a link.
+    """
     with suppress(*ABSENT_ERRORS):
         return tree.listing(folder)
     return {}
 
 
 def _remove_files(tree: DumpTree, paths: Sequence[str]) -> None:
-    """Remove files, except those whose folder was replaced by a link out of the tree."""
+    """Remove files, except for those whose folder was replaced by a link out of the tree."""
     for _, some in groupby(paths, key=lambda path: path.rpartition("/")[0]):
         with suppress(*ABSENT_ERRORS):
             tree.remove(some)
 
 
 def _has_other_sessions(part: IterationPart) -> bool:
-    """Return whether another session has this iteration of the rank as well."""
+    """Return whether another session has this iteration of the rank, too."""
     begins = f"iteration_{part.retired.iteration}."
     names = _list_folder(part.tree, f"{part.rank_folder}/{MANIFEST_FOLDER}")
     return any(name.startswith(begins) and name.endswith(".json") for name in names)
 
 
 def _remove_tables(part: IterationPart, folder: str) -> None:
-    """Remove a folder with its tables, unless it has other items."""
+    """Remove a folder with its tables, unless it contains anything else."""
     names = _list_folder(part.tree, folder)
     if not all(_is_table(folder, name) for name in names):
         return
-    # The mapping of long names is removed last, when no file with a short name is left.
+    # The mapping of long names is removed last, when there are no files with short names any more.
     _remove_files(part.tree, [f"{folder}/{name}" for name in names if name != MAPPING_FILE])
     _remove_files(part.tree, [f"{folder}/{name}" for name in names if name == MAPPING_FILE])
     _, stay = _make_pattern(part)
@@ -234,18 +238,18 @@ def _is_table(path: str, name: str) -> bool:
 CHECK_INTERVAL_S = 30.0
 
 _SETTINGS = {"age": "retain_days", "size": "retain_bytes"}
-"""Settings by the cause of a removal."""
+"""The setting that causes a removal, by cause."""
 
 
 class _RemovedPart(NamedTuple):
-    """A rank's part of an iteration, removed, with the bytes that its removal freed."""
+    """The removed part of one rank in an iteration, with the bytes that its removal freed."""
 
     retired: RetiredIteration
     byte_count: int
 
 
 def describe_removed(parts: Iterable[_RemovedPart]) -> Iterator[tuple[str, str]]:
-    """Yield each job of removed parts with a sentence for each cause."""
+    """Yield a job and a sentence for each cause because of which parts of the job were removed."""
     groups: dict[tuple[str, str], list[_RemovedPart]] = {}
     for part in parts:
         groups.setdefault((part.retired.job_id, part.retired.why), []).append(part)
@@ -260,9 +264,9 @@ def describe_removed(parts: Iterable[_RemovedPart]) -> Iterator[tuple[str, str]]
 
 
 class RetentionManager:
-    """Removes due iterations in a thread of its own, after finishing removals that were begun.
+    """Removes due iterations in a thread of its own, after finishing interrupted removals.
 
-    What is unfinished when the thread is stopped is left to the next process.
+    When the thread is stopped, the next process finishes what is left.
     """
 
     def __init__(
@@ -276,21 +280,23 @@ class RetentionManager:
         counters: MetricCounters | None = None,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """`audit` is called for each removed part; `now_us` returns the time since the epoch."""
+        """`audit` is called for each removed part; `now_us` returns microseconds since
+        the epoch.
+        """
         self._ledger, self._registry, self._usage = ledger, registry, usage
         self._policy, self._audit, self._now_us = policy, audit, now_us
         self._counters = counters or MetricCounters()
         self.thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
         self._removed: list[_RemovedPart] = []
-        """What the present pass has removed."""
+        """Parts that were removed in the present pass."""
 
     def findings(self) -> list[str]:
-        """Return why old iterations cannot be removed, one sentence or none."""
+        """Return why old iterations cannot be removed: one sentence, or none."""
         return [f"old iterations are not removed: {self._problem}"] if self._problem else []
 
     def remove_due(self) -> int:
-        """Finish removals that were begun, then remove due iterations; return how many."""
+        """Finish interrupted removals, then remove due iterations; return how many."""
         try:
             return self._remove_due()
         finally:
@@ -316,8 +322,8 @@ class RetentionManager:
         return removed
 
     def _has_unpacked(self, ended: EndedIteration) -> bool:
-        """Return whether a file of an iteration is yet to be packed: until then it stays, so that
-        no size changes while it is removed.
+        """Return whether a file of an iteration is still to be packed. Such an iteration is not
+        removed yet, so that no size changes during the removal.
         """
         return any(
             self._ledger.unpacked.count(session_id, ended.iteration)
@@ -325,7 +331,7 @@ class RetentionManager:
         )
 
     def _try_step(self, step: Callable[[], bool], problems: list[str]) -> bool:
-        """Run a step; one that fails is retried later and does not prevent the others."""
+        """Run a step; a step that fails is retried later and does not prevent other steps."""
         try:
             return step()
         except (OSError, RankdumpError) as error:
@@ -390,7 +396,7 @@ class RetentionManager:
         return IterationPart(make_session_storage(request, plan), retired)
 
     def _is_shared(self, part: IterationPart) -> bool:
-        """Return whether a rank of another job may write to the folders of this one."""
+        """Return whether a rank of another job may write to the folders of this part."""
         return any(
             session.storage.tree.root == part.tree.root
             and session.request.rank == part.retired.rank

@@ -1,5 +1,5 @@
-"""The agent as a component: assembly, start, drain and stop of its parts, resumption of sessions of
-an earlier process, and forwarding of warnings between coordinator and ranks.
+"""The agent as a component: construction, start, drain and stop of its parts, resumption of the
+sessions of an earlier process, and forwarding of warnings between coordinator and ranks.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ _logger = logging.getLogger(__name__)
 def resume_sessions(
     registry: SessionRegistry, actions: PostCommitActions, report: Callable[[RankSession], None]
 ) -> None:
-    """Resume every session, then `report` it; one that fails is rejected, and the others go on.
+    """Resume every session, then `report` it. A session that cannot be resumed is rejected; the
+    remaining ones are resumed.
 
-    Passing errors are not raised here: the frames stay in the ledger and are retried.
+    Transient errors are not raised here: the frames stay in the ledger and are retried.
     """
     for session in registry.recover():
         try:
@@ -93,7 +94,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class SessionNotifier:
-    """Passes warnings between sessions and the reporter; safe to use from several threads."""
+    """Forwards warnings between sessions and the reporter; safe to use from several threads."""
 
     def __init__(
         self,
@@ -120,7 +121,9 @@ class SessionNotifier:
             session.warn(text)
 
     def _find_first_wording(self, job_id: str, text: str) -> str:
-        """Return the first wording for a job of texts that differ in numbers only."""
+        """Return the text that a job got first, of all texts that differ from this one only in
+        numbers.
+        """
         with self._lock:
             first = self._wordings.setdefault((job_id, _NUMBER.sub("0", text)), text)
             for earliest in list(self._wordings)[: len(self._wordings) - MAX_REMEMBERED_TEXTS]:
@@ -128,7 +131,7 @@ class SessionNotifier:
             return first
 
     def report_all_sessions(self) -> None:
-        """Report all sessions to a coordinator that has lost its state."""
+        """Report all sessions again, to a coordinator that has lost its state."""
         for session in self._registry.list_sessions():
             self.report_session(session)
             self._ledger.log.reenter_timeouts(session.request.session_id)
@@ -142,21 +145,23 @@ class SessionNotifier:
 
 
 LEDGER_LOST = "the next process will not know what this one has acknowledged"
-"""Consequence of a removed state file, for findings."""
+"""What fails when a state file was removed, as a clause of a finding."""
 _STOP_TIMEOUT_S = 3.0
-"""Time for an orderly end; a thread that is blocked on a disk is left behind after it."""
+"""Seconds for an orderly end of each thread; a thread that still waits for a disk then is
+abandoned.
+"""
 _DEAD_STREAM_TIMEOUT_S = 5.0
-"""Time for the streams of ranks that were killed to end."""
+"""Seconds for the streams of killed ranks to end."""
 
 
 def _count_down(timeout_s: float) -> Callable[[], float]:
-    """Return a function that returns what is left of a time."""
+    """Return a function that returns how much of a time in seconds is left."""
     deadline_s = time.monotonic() + timeout_s
     return lambda: max(0.0, deadline_s - time.monotonic())
 
 
 class DumpAgent(Component):
-    """One agent; it owns its ledger from the moment it is made until `stop`."""
+    """One agent; it owns its ledger from its construction until `stop`."""
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
@@ -170,8 +175,8 @@ class DumpAgent(Component):
         required: RequiredFiles | None = None,
         ends_with_job: bool = False,
     ) -> None:
-        """`audit` is called for removals from trees; `required` watches the ledger; with
-        `ends_with_job`, `drain` also packs files and writes table rows that wait.
+        """`audit` is called for removals from trees; `required` watches the files of the ledger.
+        With `ends_with_job`, `drain` also packs files and writes table rows that wait.
         """
         self._ends_with_job = ends_with_job
         self._counters = counters or MetricCounters()
@@ -186,7 +191,7 @@ class DumpAgent(Component):
         self._drain_timeout_s = settings.drain_timeout_s
         self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
-        # First, so that a second agent fails with this error alone.
+        # The ledger is opened first, so that a second agent fails with its error and no other.
         self._ledger = AgentLedger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
@@ -218,7 +223,7 @@ class DumpAgent(Component):
         self._make_parts(settings, audit)
 
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
-        """Make the parts that depend on the registry."""
+        """Construct the parts that depend on the registry."""
         self._session_files = SessionFiles(on_end=lambda each: self._notifier.report_session(each))
         self._notifier = SessionNotifier(
             *(self._registry, self._ledger, self._reporter),
@@ -274,7 +279,7 @@ class DumpAgent(Component):
         )
 
     def _make_tree_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
-        """Make the parts that work on trees while nobody waits for them."""
+        """Construct the parts that work on trees in the background."""
         self._retention = RetentionManager(
             *(self._ledger, self._registry, self._usage),
             lambda: self._limits.policy,
@@ -314,7 +319,8 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish the work of an earlier process, then start the threads, the last stage first.
+        """Finish the work of an earlier process, then start the threads, those of the last stage
+        first.
 
         CorruptedError when the ledger is damaged.
         """
@@ -326,7 +332,7 @@ class DumpAgent(Component):
         retired = retention.counts()
         self._usage.restore(retention.list_usage(), retired)
         self._counters.add("rankdump_agent_retired_iterations_total", sum(retired.values()))
-        # Before the first manifest is written.
+        # Started before resumed sessions write the first manifest.
         self._table.start()
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
@@ -341,9 +347,10 @@ class DumpAgent(Component):
         self._black_box.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then empty the queue; return the frames that are left.
+        """Let ranks finish their streams, then empty the queue; return the number of frames that
+        are left.
 
-        CorruptedError when the ledger is damaged: nothing can be committed then.
+        CorruptedError when the ledger is damaged, because nothing can be committed then.
         """
         left_s, idle_s = _count_down(timeout_s), min(timeout_s, self._drain_timeout_s)
         self._registry.refuse_sessions()
@@ -389,7 +396,7 @@ class DumpAgent(Component):
         return sum(part.finished for part in parts)
 
     def explain_unfinished(self) -> str:
-        """Return what becomes of the frames that `drain` left, for the log."""
+        """Return for the log what happens to the frames that `drain` left unfinished."""
         exited = self._rings.count_unread()
         if not exited and self._ends_with_job:
             return "they are lost, because the agent ends with its job"
@@ -397,7 +404,7 @@ class DumpAgent(Component):
             return super().explain_unfinished()
         ranks = f"{exited} rank{'s' * (exited > 1)} that ended"
         others = "other ranks send theirs again"
-        # The state folder and the shared memory of a job's own agent end with it.
+        # The state folder and the shared memory of a job's own agent are removed with it.
         if self._ends_with_job:
             return f"those of {ranks} are lost, {others}"
         return f"the next agent reads those of {ranks} from shared memory, {others}"
@@ -419,7 +426,8 @@ class DumpAgent(Component):
         frozen = self._black_box.stop(_STOP_TIMEOUT_S / 2)
         stated = self._session_files.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
-        # A running commit uses the ledger, and elements in slabs may still be read.
+        # These parts are closed only if all threads have ended: a running commit uses the ledger,
+        # and elements in slabs may still be read.
         if written and committed and kept and left and tabled and frozen and stated:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
@@ -432,13 +440,13 @@ class DumpAgent(Component):
         self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
-        """Return which essential threads have ended; empty when all are running."""
+        """Return which essential threads have ended; empty when all of them run."""
         parts = self._committer, self._rings, self._reporter, self._black_box
         faults = (self._workers.fault(), *(part.thread.fault() for part in parts))
         return "; ".join(filter(None, faults))
 
     def summarize(self) -> str:
-        """Return one line: how many ranks are connected and how much is in flight."""
+        """Return one line with the number of connected ranks and the frames in flight."""
         under_way = f"{self._budget.items} frames of {self._budget.used_bytes:,} bytes under way"
         return f"{self._registry.live()} ranks, {under_way}"
 
@@ -479,7 +487,9 @@ class DumpAgent(Component):
         )
 
     def _find_pressure(self, record: ReceivedRecord) -> str:
-        """Return why the file of a record should be packed later; empty to pack it now."""
+        """Return why the file of a record should be packed later; empty if it should be
+        packed now.
+        """
         pressure = StorePressure(
             self._rings.find_filled_share(),
             self._budget.used_bytes / self._budget.limit_bytes,
@@ -494,7 +504,9 @@ class DumpAgent(Component):
         return decision.reason if decision.is_later else ""
 
     def _find_last_committed(self, session_id: str) -> int | None:
-        """Return the highest number of a session's committed frames; None for an unknown one."""
+        """Return the highest number of a session's committed frames; None for an
+        unknown session.
+        """
         try:
             row = self._ledger.find(session_id)
             if row is None:
@@ -515,16 +527,19 @@ class DumpAgent(Component):
         self._notifier.report_session(session)
 
     def _wait_idle(self, timeout_s: float) -> int:
-        """Wait until all is stored and reported, also what ranks that were just killed left."""
+        """Wait until everything is stored and reported, including what killed ranks left; return
+        the number of items that are not.
+        """
         left_s = _count_down(timeout_s)
-        # A slab is read when the stream of its rank is over, which children of the rank can delay.
+        # The slab of a dead rank is read after the end of its stream, which child processes of the
+        # rank can delay.
         self._streams.wait_until(
             lambda: not any(each.outlives_process for each in self._registry.list_sessions()),
             min(_DEAD_STREAM_TIMEOUT_S, timeout_s),
         )
         self._rings.check_rings()
         left = self._budget.wait_idle(left_s())
-        # Reports which of the exited ranks are known to the end.
+        # Updates which exited ranks are known completely.
         self._rings.check_rings()
         left += self._black_box.wait_idle(left_s())
         return left + self._reporter.flush(left_s())

@@ -1,10 +1,11 @@
-"""Admission of records by plan, disk and limits, from their heads alone, the resource policy of a
-host with its warnings, and the decision whether a file is packed before it is written or later.
-Pure: no clock, no disk, no network.
+"""Admission of records by plan, disk and limits, from their heads alone; the limits of a host with
+their warnings; and the decision whether a file is packed before it is written or later. Pure: no
+clock, no disk, no network.
 
-Packing costs many times what writing does. So a file is written first where a rank waits, or soon
-will: while a ring or the queue is more than half full. Space comes first: files that wait may never
-take more than a share of the space that is left below a limit, and near it nothing waits.
+Packing costs many times more than writing. So a file is written unpacked if a rank waits or soon
+will, that is, while a ring or the queue is more than half full. Space has priority: unpacked files
+may never take more than a share of the space that is left below a limit, and near the limit every
+file is packed at once.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ class ResourcePolicy:
     keep_free_ratio: float = 0.0
     keep_free_inodes_ratio: float = 0.0
     disk_bytes: int = 0
-    """Of all dumps together."""
+    """Largest size of all dumps together."""
     job_bytes: int = 0
-    """Of the dump of one job."""
+    """Largest size of the dump of one job."""
     retain_s: float = 0.0
-    """Iterations are removed when they are older."""
+    """Age in seconds above which iterations are removed."""
     retain_bytes: int = 0
-    """Iterations are removed while all dumps together are larger."""
+    """Size of all dumps together above which iterations are removed."""
 
     @property
     def retains_all(self) -> bool:
-        """Whether nothing is ever removed."""
+        """Return whether iterations are never removed."""
         return not self.retain_s and not self.retain_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Space of a disk; all zero when it was never read."""
+    """Space of a disk; all zero when the disk was never read."""
 
     free_bytes: int = 0
-    """For processes without privileges."""
+    """Free bytes for processes without privileges."""
     total_bytes: int = 0
     free_inodes: int = 0
     total_inodes: int = 0
-    """0 also where a file system has no fixed number of them."""
+    """Number of inodes; 0 also for a file system without a fixed number of inodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """Input of a decision on one tensor."""
+    """Input of the decision on one tensor."""
 
     policy: ResourcePolicy
     space: DiskSpace = field(default_factory=DiskSpace)
@@ -74,11 +75,11 @@ class ResourceUsage:
     used_bytes: int = 0
     """Size of all dumps of this agent."""
     job_bytes: int = 0
-    """Size of the dump of the job."""
+    """Size of the dump of the tensor's job."""
 
 
 def compute_floor_bytes(policy: ResourcePolicy, space: DiskSpace) -> int:
-    """Return the bytes that stay free on a disk: the larger of both settings."""
+    """Return the number of bytes that stay free on a disk: the larger one of both settings."""
     return max(policy.keep_free_bytes, int(policy.keep_free_ratio * space.total_bytes))
 
 
@@ -90,7 +91,7 @@ def compute_floor_inodes(policy: ResourcePolicy, space: DiskSpace) -> int:
 def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
     """Return why a tensor of this size is dropped; empty when there is space for it.
 
-    A disk whose space is unknown drops nothing: the write itself will fail.
+    While the space of a disk is unknown, no tensor is dropped for it: the write itself will fail.
     """
     if byte_count > usage.policy.max_record_bytes:
         return "record_too_large"
@@ -98,7 +99,7 @@ def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
 
 
 def find_shortage(usage: ResourceUsage, byte_count: int) -> str:
-    """Return why there is no space for so many bytes; empty when there is."""
+    """Return why there is no space for `byte_count` more bytes; empty when there is."""
     policy, space, coming = usage.policy, usage.space, usage.queued_bytes + byte_count
     if space.total_bytes and space.free_bytes - coming < compute_floor_bytes(policy, space):
         return "disk_low"
@@ -116,7 +117,7 @@ def find_shortage(usage: ResourceUsage, byte_count: int) -> str:
 def find_retirement_cause(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
     """Return why an iteration of this age is removed, `age` or `size`; empty when it stays.
 
-    `used_bytes` are those of files that will not become smaller.
+    `used_bytes` counts only files that packing will not make smaller.
     """
     if policy.retain_s and age_s > policy.retain_s:
         return "age"
@@ -124,9 +125,10 @@ def find_retirement_cause(policy: ResourcePolicy, age_s: float, used_bytes: int)
 
 
 def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> Iterator[str]:
-    """Yield a warning for each floor that a disk is near or below, with the numbers."""
+    """Yield a warning for each minimum of free bytes or inodes that a disk is near or below."""
     free, total, floor = space.free_bytes, space.total_bytes, compute_floor_bytes(policy, space)
-    # With an absolute floor alone a disk may be mostly full without a warning.
+    # Without `keep_free_ratio` the minimum is a fixed size: how full the disk is does not matter
+    # then.
     limit = total - floor if policy.keep_free_ratio else 0
     near = _is_near(total - free, limit) if limit else free * (1 - WARNING_RATIO) <= floor
     if total and near:
@@ -174,17 +176,18 @@ def _format_share(used: int, limit: int) -> str:
 
 
 MAX_REMEMBERED_BYTES = 4 << 20
-"""Of one session: ten thousand names of the usual length, or fewer that are longer."""
+"""Bytes of remembered reasons for one session: ten thousand operator names of the usual length."""
 _ANSWER_BYTES = 192
-"""Memory of a remembered reason besides its texts."""
+"""Memory in bytes of a remembered reason besides its texts."""
 _INPUT = TensorSide.INPUT
 
 
 class RecordAdmission:
-    """Decides by one rank's plan and the resource usage which of its tensors are accepted.
+    """Decides which tensors of one rank are accepted, by the plan of the rank and the resource
+    usage.
 
-    The reason for an operator, a side and an element type is remembered, because they recur in
-    every step. For one thread at a time.
+    The decision for an operator, a side and an element type is remembered, because they recur in
+    every step. Not safe to use from several threads at once.
     """
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
@@ -192,9 +195,10 @@ class RecordAdmission:
         self._device_accepted = selection.decide_device(plan, device).accepted
         self._iteration: tuple[tuple[int, bool], str] = ((-1, False), "")
         self._roomy: tuple[ResourceUsage | None, int] = (None, 0)
-        """A usage, and a size for which it leaves space."""
+        """The last usage that left space, and a size in bytes for which it did."""
         lists = plan.selection.operator_lists
-        # Otherwise the reason is the same for all slots of an operator, and for all models.
+        # Without either of these filters, the decision is the same for all slots of an operator and
+        # for all models.
         self._by_tensor = bool(plan.selection.models) or any(each.has_exclusions for each in lists)
         self._reasons: dict[tuple[object, ...], str] = {}
         self._reasons_bytes = 0
@@ -210,7 +214,7 @@ class RecordAdmission:
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
     def check_rows(self, rows: StatisticRows, usage: ResourceUsage) -> Mapping[str, Sequence[int]]:
-        """Return the indexes of rejected rows of statistics, by reason."""
+        """Return the positions of rejected rows of statistics, by reason."""
         common = self._find_iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
@@ -224,7 +228,7 @@ class RecordAdmission:
         return refused
 
     def _find_limit_reason(self, usage: ResourceUsage, byte_count: int) -> str:
-        # Where there is space for a tensor, there is for a smaller one.
+        # If there is space for a tensor, there is also space for a smaller one.
         roomy, roomy_bytes = self._roomy
         if usage is roomy and byte_count <= roomy_bytes:
             return ""
@@ -291,27 +295,28 @@ class RecordAdmission:
 
 
 MAX_CALM_SHARE = 0.5
-"""Share of a ring or of the queue above which the ranks are about to wait."""
+"""Share of a ring or of the queue above which ranks will soon have to wait."""
 MAX_WAITING_SHARE = 0.25
-"""Largest share of the space left that files which wait may take: a fifth of what was left before
-them."""
+"""Largest share that unpacked files may have of the space that is left; a fifth of the space before
+they were written.
+"""
 MAX_RETAINED_SHARE = 0.125
-"""Largest share of `retain_bytes` that such files may take."""
+"""Largest share of `retain_bytes` that unpacked files may take."""
 
 
 class StorePressure(NamedTuple):
     """How near the ranks of an agent are to waiting for it."""
 
     ring_share: float = 0.0
-    """Of the fullest ring."""
+    """Filled share of the fullest ring."""
     queue_share: float = 0.0
-    """Of the budget of frames in flight."""
+    """Filled share of the queue budget for frames in flight."""
     rank_waits: bool = False
-    """Whether a frame waits for that budget."""
+    """Whether a frame waits for bytes of the queue budget."""
 
 
 class PackDecision(NamedTuple):
-    """Whether a file is packed later, and why, or why not."""
+    """Whether a file is packed later, and the reason in either case."""
 
     is_later: bool
     reason: str
@@ -320,7 +325,9 @@ class PackDecision(NamedTuple):
 def decide_packing(
     pressure: StorePressure, usage: ResourceUsage, *, waiting_bytes: int, byte_count: int
 ) -> PackDecision:
-    """Decide on a tensor of a plan that lets files wait; `waiting_bytes` is what waits already."""
+    """Decide whether a tensor's file is packed later, for a plan that allows it; `waiting_bytes` is
+    the size of all files that are still to be packed.
+    """
     cause = find_pressure_cause(pressure)
     if not cause:
         return PackDecision(False, "no_pressure")
@@ -339,9 +346,9 @@ def find_pressure_cause(pressure: StorePressure) -> str:
 
 
 def is_space_short(usage: ResourceUsage, waiting_bytes: int) -> bool:
-    """Return whether that many bytes of files that wait are too many for the space left.
+    """Return whether `waiting_bytes` of unpacked files are too many for the space that is left.
 
-    Files that wait already count as used. A disk whose space is unknown has none.
+    These files already count as used space. A disk whose space is unknown counts as full.
     """
     policy = usage.policy
     if policy.retain_bytes and waiting_bytes > MAX_RETAINED_SHARE * policy.retain_bytes:
@@ -350,7 +357,7 @@ def is_space_short(usage: ResourceUsage, waiting_bytes: int) -> bool:
 
 
 def compute_bytes_left(usage: ResourceUsage) -> int:
-    """Return the bytes that may still be written before a floor or a cap drops a tensor."""
+    """Return the number of bytes that can be written before a limit drops a tensor."""
     policy, space = usage.policy, usage.space
     left = [space.free_bytes - compute_floor_bytes(policy, space)]
     if policy.disk_bytes:

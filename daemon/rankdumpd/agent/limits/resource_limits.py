@@ -1,8 +1,8 @@
-"""The limits of an agent applied to its sessions: the resource usage that decides on a record, disk
-and job status, and warnings for limits that are near.
+"""The limits of an agent applied to its sessions: the resource usage that admission needs, the
+status of disks and jobs, and warnings for limits that are near.
 
-Free space on the disks of trees and of the ledger is sampled at most once a second by threads that
-may hang there; callers never wait longer than SAMPLE_TIMEOUT_S.
+Free space on the disks of trees and of the ledger is sampled at most once a second in separate
+threads, which may hang; callers never wait longer than SAMPLE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -37,27 +37,31 @@ _logger = logging.getLogger(__name__)
 
 SAMPLE_INTERVAL_S = 1.0
 SAMPLE_TIMEOUT_S = 0.1
-"""Longest time that a caller waits for a disk; a slower one is left to its thread."""
+"""Longest time in seconds that a caller waits for a disk; a slower disk is read in the
+background.
+"""
 SILENCE_TIMEOUT_S = 5.0
-"""Time after which a disk that does not answer becomes a finding."""
+"""Seconds after which a disk that does not answer becomes a finding."""
 _MAX_ROOTS = 4096
 
 
 @dataclass(slots=True)
 class _DiskSample:
-    """The last known space of one root's disk."""
+    """The last known space of the disk of one root."""
 
     space: DiskSpace = field(default_factory=DiskSpace)
-    """The last good one."""
+    """The last space that was read without an error."""
     taken_s: float | None = None
     asked_s: float | None = None
-    """Since when a thread waits for the disk; None when none does."""
+    """Time since which a thread waits for the disk; None when no thread waits."""
     answered: threading.Event = field(default_factory=threading.Event)
     problem: str = ""
 
 
 def read_disk_space(root: Path) -> DiskSpace:
-    """Return the space of a root's disk, which need not exist yet; OSError when that fails."""
+    """Return the space of a root's disk; the root itself need not exist. OSError when
+    that fails.
+    """
     while not root.exists() and root != root.parent:
         root = root.parent
     found = os.statvfs(root)
@@ -66,9 +70,9 @@ def read_disk_space(root: Path) -> DiskSpace:
 
 
 class DiskGauge:
-    """Space by root; safe to use from several threads.
+    """Disk space by root; safe to use from several threads.
 
-    A disk that hangs blocks no caller: the last good sample stays in use.
+    A disk that hangs delays no caller: the last good sample stays in use.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class DiskGauge:
         self._disks: dict[str, _DiskSample] = {}
 
     def space(self, root: Path) -> DiskSpace:
-        """Return the disk's space, at most a second old unless the disk hangs."""
+        """Return the space of a root's disk, at most a second old unless the disk hangs."""
         name, now = str(root), self._clock()
         with self._lock:
             disk = self._get_sample(name)
@@ -90,7 +94,7 @@ class DiskGauge:
             if disk.asked_s is None:
                 disk.asked_s = now
                 disk.answered.clear()
-                # One thread for each disk: a disk that hangs must not delay the others.
+                # One thread for each disk, because a disk that hangs must not delay the others.
                 threading.Thread(
                     target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True
                 ).start()
@@ -100,7 +104,7 @@ class DiskGauge:
         return disk.space
 
     def findings(self) -> list[str]:
-        """Return which disks do not report their free space, and for how long."""
+        """Return a finding for each disk that does not report its free space."""
         now = self._clock()
         with self._lock:
             disks = list(self._disks.items())
@@ -126,7 +130,7 @@ class DiskGauge:
                 )
         with self._lock:
             disk.space = space or disk.space
-            # After an error the disk is not sampled again at once, either.
+            # Set the time after an error as well, so that the disk is not sampled again at once.
             disk.taken_s, disk.asked_s, disk.problem = self._clock(), None, problem
         disk.answered.set()
 
@@ -144,11 +148,13 @@ def _describe_silence(name: str, disk: _DiskSample, now: float) -> str:
 
 LOW_SPACE_BYTES = 256 << 20
 _LOW_SPACE_DIVISOR = 10
-"""A small disk is low below its total size divided by this."""
+"""Divisor of a disk's total size; with less free space than the quotient, a small disk counts as
+nearly full.
+"""
 
 
 class LedgerSpace:
-    """Space of the state folder, read at most once a second; never waits for long."""
+    """Space of the state folder, read at most once a second; never delays its caller for long."""
 
     def __init__(
         self, folder: Path, look_up: Callable[[Path], DiskSpace] = read_disk_space
@@ -165,12 +171,12 @@ class LedgerSpace:
         )
 
     def findings(self) -> list[str]:
-        """Return sentences on a disk that is nearly full or does not answer."""
+        """Return findings about a disk that is nearly full or does not answer."""
         return [*list_ledger_warnings(self.status()), *self._gauge.findings()]
 
     def _measure(self, folder: Path) -> DiskSpace:
         space = self._look_up(folder)
-        # The database, its log and its index, which SQLite makes and removes.
+        # The database, its write-ahead log and the log's index, which SQLite creates and removes.
         self._used_bytes = sum(path.stat().st_size for path in folder.glob("ledger.sqlite*"))
         return space
 
@@ -189,11 +195,13 @@ def list_ledger_warnings(ledger: LedgerStatus) -> list[str]:
 
 
 MAX_EARLIER_TREES = 16
-"""Trees without a known session whose disks are in the status."""
+"""Largest number of trees without a known session whose disks are in the status."""
 
 
 class ResourceLimits:
-    """The use of each limit; safe to use from several threads, and never waits."""
+    """Usage and limits of the resources of an agent; safe to use from several threads, and never
+    waits.
+    """
 
     def __init__(
         self,
@@ -204,17 +212,17 @@ class ResourceLimits:
         slabs: SlabFolder,
     ) -> None:
         self.policy = policy
-        """May be replaced by another at any time."""
+        """May be replaced at any time."""
         self._memory_shares, self._budget, self._usage = memory_shares, budget, usage
         self._slabs = slabs
         self._disk = DiskGauge()
 
     def usage_of(self, session: RankSession) -> ResourceUsage:
-        """Return the usage by which a tensor of a session is admitted."""
+        """Return the usage that decides on tensors of a session."""
         return self.usage_at(session.storage.tree.root, session.request.job_id)
 
     def usage_at(self, root: Path, job_id: str) -> ResourceUsage:
-        """Return the usage by which a tensor of a job is admitted to a tree."""
+        """Return the usage that decides on tensors of a job in a tree."""
         return ResourceUsage(
             self.policy,
             self._disk.space(root),
@@ -225,17 +233,23 @@ class ResourceLimits:
         )
 
     def find_shortage(self, root: Path, job_id: str, byte_count: int) -> str:
-        """Return why a tree has no space for so many bytes of a job; empty when it has."""
+        """Return why a tree has no space for `byte_count` more bytes of a job; empty
+        when it has.
+        """
         return rules.find_shortage(self.usage_at(root, job_id), byte_count)
 
     def find_ring_room(self, live_sessions: int) -> int:
-        """Return how much memory queue, slabs and sessions leave to the rings of steps."""
+        """Return how many bytes of memory the queue, slabs and sessions leave for the rings of
+        steps.
+        """
         shares = self._memory_shares
         taken = shares.queue_bytes + self._slabs.held_bytes + live_sessions * SESSION_BYTES
         return max(0, shares.total_bytes - taken)
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
-        """Return the frames in flight, and the space on the fullest disk of some sessions."""
+        """Return the number of frames in flight, and the space on the fullest disk of some
+        sessions.
+        """
         spaces = [self._disk.space(root) for root in _list_roots(sessions)]
         fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.DiskSpace())
         return AgentLoad(
@@ -244,11 +258,12 @@ class ResourceLimits:
 
     @property
     def queue(self) -> tuple[int, int]:
-        """Bytes that are received and not committed, and their limit."""
+        """Bytes that are received and not yet committed, and their limit."""
         return self._budget.used_bytes, self._budget.limit_bytes
 
     def disks_of(self, sessions: Iterable[RankSession]) -> tuple[DiskStatus, ...]:
-        """Return the disks of the trees of some sessions, and of the largest ones of before.
+        """Return the status of the disks that have the trees of these sessions, or the largest
+        earlier trees.
 
         After a restart no session is known until a rank opens one.
         """
@@ -260,7 +275,7 @@ class ResourceLimits:
         return tuple(self._make_disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
-        """Return every job with a dump here, or with a pin."""
+        """Return the usage of every job that has a dump here or is pinned."""
         kept = set(pinned)
         known = {job_id: (taken, retired) for job_id, taken, retired in self._usage.jobs()}
         return tuple(
@@ -270,17 +285,21 @@ class ResourceLimits:
         )
 
     def limit_need(self, need: JobNeed) -> JobNeed:
-        """Return the need of a job until retention removes its old iterations."""
+        """Return the need of a job, reduced by what retention will remove in the meantime."""
         return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
 
     def memory(self, live_sessions: int, ring_bytes: int) -> MemoryStatus:
-        """Return the memory of queue, slabs, sessions, and rings of steps with that size."""
+        """Return the memory of queue, slabs, sessions and of rings of steps with `ring_bytes`
+        bytes.
+        """
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES + ring_bytes
         used = self._budget.used_bytes + held
         return MemoryStatus(used, self._memory_shares.total_bytes)
 
     def findings(self, sessions: Iterable[RankSession]) -> list[str]:
-        """Return the limits that are near or reached, a sentence each, and silent disks."""
+        """Return a sentence for each limit that is near or reached, and for each disk that does not
+        answer.
+        """
         near = [
             finding for root in _list_roots(sessions) for finding in self._list_disk_warnings(root)
         ]
@@ -290,7 +309,7 @@ class ResourceLimits:
         return [*near, *self._disk.findings()]
 
     def warnings(self, session: RankSession) -> list[str]:
-        """Return warnings for a rank: the limits because of which its tensors are dropped."""
+        """Return warnings for a rank about the limits because of which its tensors are dropped."""
         if not rules.find_limit_reason(self.usage_of(session), 0):
             return []
         root, job_id = session.storage.tree.root, session.request.job_id
@@ -324,7 +343,7 @@ def _list_roots(sessions: Iterable[RankSession]) -> list[Path]:
 
 
 def make_policy(settings: AgentSettings, record_bytes: int) -> ResourcePolicy:
-    """Return the limits in the settings, and that of the largest record."""
+    """Return the limits that the settings give; `record_bytes` is that for the largest record."""
     return ResourcePolicy(
         max_record_bytes=record_bytes,
         keep_free_bytes=settings.keep_free_bytes,

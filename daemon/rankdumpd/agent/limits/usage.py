@@ -14,7 +14,7 @@ from rankdump.errors import UnavailableError
 class QueueBudget:
     """A limit in bytes; callers that wait are served in their order.
 
-    An item above the whole limit passes alone, when nothing else is in flight.
+    An item that is larger than the whole limit is admitted alone, when nothing else is in flight.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -38,7 +38,9 @@ class QueueBudget:
         return bool(self._waiting)
 
     def acquire(self, cost_bytes: int, *, items: int = 1) -> None:
-        """Wait until the bytes fit, then charge them; UnavailableError once closed."""
+        """Wait until the bytes fit into the limit, then charge them; UnavailableError after
+        `close`.
+        """
         place = object()
         with self._changed:
             self._waiting.append(place)
@@ -53,15 +55,16 @@ class QueueBudget:
                 self._changed.notify_all()
 
     def begin(self, owner: object, cost_bytes: int) -> None:
-        """Charge the beginning of a frame; the rest is charged as it arrives."""
+        """Charge the first bytes of a frame; `grow` charges the rest as it arrives."""
         with self._changed:
             self.acquire(cost_bytes)
             self._growing[owner] = cost_bytes
 
     def grow(self, owner: object, more_bytes: int) -> None:
-        """Wait until more bytes of a begun frame fit, then charge them.
+        """Wait until more bytes of an incomplete frame fit, then charge them.
 
-        When only incomplete frames are in flight, nothing would be released: the oldest passes.
+        If only incomplete frames are in flight, no bytes can become free: then the oldest frame may
+        exceed the limit.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._may_grow(owner, more_bytes))
@@ -71,7 +74,7 @@ class QueueBudget:
             self._growing[owner] += more_bytes
 
     def end(self, owner: object, cost_bytes: int) -> None:
-        """Set the final cost of a frame that is complete now."""
+        """Set the final size of a frame that is complete now."""
         with self._changed:
             self.used_bytes += cost_bytes - self._growing.pop(owner)
             self._changed.notify_all()
@@ -84,12 +87,12 @@ class QueueBudget:
             self._changed.notify_all()
 
     def count_unfinished(self) -> None:
-        """Count one more frame without bytes: its post-commit actions are not done."""
+        """Count one more frame without bytes, because its post-commit actions are not done."""
         with self._changed:
             self.items += 1
 
     def release(self, cost_bytes: int, *, items: int = 1) -> None:
-        """Release bytes and frames."""
+        """Release the bytes of frames, and the frames."""
         with self._changed:
             self.used_bytes -= cost_bytes
             self.items -= items
@@ -97,13 +100,13 @@ class QueueBudget:
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> int:
-        """Wait until nothing is in flight; return the frames that still are."""
+        """Wait until nothing is in flight; return the number of frames that still are."""
         with self._changed:
             self._changed.wait_for(lambda: self.items == 0, timeout_s)
             return self.items
 
     def close(self) -> None:
-        """Fail all waiting calls, now and later."""
+        """Let all waiting calls fail, now and later."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -121,7 +124,7 @@ class QueueBudget:
 
 
 class DumpUsage:
-    """Bytes of tensors that are in trees; safe to use from several threads.
+    """Size of the tensors in trees, in bytes; safe to use from several threads.
 
     Links, tables and manifests are not counted.
     """
@@ -135,17 +138,17 @@ class DumpUsage:
 
     @property
     def total(self) -> int:
-        """Bytes of all trees."""
+        """Bytes of all trees together."""
         return max(0, self._total)
 
     def restore(self, used: Iterable[tuple[str, str, int]], retired: Mapping[str, int]) -> None:
-        """Begin with bytes by job and root, and removed iterations by job, from the ledger."""
+        """Start with the ledger's bytes by job and root, and removed iterations by job."""
         for job_id, root, byte_count in used:
             self.add(job_id, root, byte_count)
         self._retired.update(retired)
 
     def add(self, job_id: str, root: str, byte_count: int) -> None:
-        """Add bytes of a job's tensors under a root; the number may be negative."""
+        """Add bytes of a job's tensors under a root; a negative number subtracts."""
         if byte_count:
             with self._lock:
                 self._total += byte_count
@@ -166,7 +169,7 @@ class DumpUsage:
         return max(0, self._roots[root])
 
     def list_largest_roots(self, count: int) -> list[str]:
-        """Return the roots of the largest trees, at most so many."""
+        """Return the roots of the `count` largest trees."""
         with self._lock:
             return [root for root, taken in self._roots.most_common(count) if taken > 0]
 
