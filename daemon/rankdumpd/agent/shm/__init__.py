@@ -1,3 +1,3 @@
-"""Shared-memory slabs of local ranks: their files, the rings in them, and which session has
-which.
+"""Shared-memory slabs of local ranks: their files, the rings in them, and the registry of the
+sessions that have one.
 """

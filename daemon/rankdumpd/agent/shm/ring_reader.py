@@ -1,5 +1,6 @@
-"""Reader of one session's ring: handles frames as if they had arrived on the stream, then releases
-the slab up to the first entry that is still needed. A fault in the slab is final.
+"""Reader of one session's ring. It handles frames as if they had arrived on the stream, then
+releases the slab up to the first entry that is still needed. After a fault in the slab, nothing
+more is read from it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from rankdumpd.agent.shm.slab_file import SlabFile
 
 
 class ReleaseQueue:
-    """Entries that were read and are not released yet, in their order.
+    """Entries that were read and are not released yet, in the order of the ring.
 
-    One thread may add while another one pops.
+    One thread may add entries while another thread pops positions.
     """
 
     def __init__(self, acknowledged: int) -> None:
@@ -32,15 +33,19 @@ class ReleaseQueue:
         self._entries: deque[tuple[int, int]] = deque()
 
     def add(self, sequence: int, end: int, *, copied: bool) -> None:
-        """Note an entry that ends at a position; a copied one needs no acknowledgement."""
+        """Add an entry that ends at the position `end`; an entry that was copied needs no
+        acknowledgement.
+        """
         self._entries.append((0 if copied else sequence, end))
 
     def acknowledge(self, sequence: int) -> None:
-        """Note that all frames up to a number are acknowledged."""
+        """Mark all frames up to this sequence number as acknowledged."""
         self._acknowledged = max(self._acknowledged, sequence)
 
     def pop(self) -> int:
-        """Return the position up to which entries can be released, once; 0 when it is unchanged."""
+        """Return the position up to which entries can be released; 0 if it is the same as at the
+        last call.
+        """
         position, entries, acknowledged = 0, self._entries, self._acknowledged
         while entries and entries[0][0] <= acknowledged:
             _, position = entries.popleft()
@@ -54,47 +59,51 @@ _logger = logging.getLogger(__name__)
 
 
 class FrameIntake(Protocol):
-    """The intake of one session, as its ring uses it."""
+    """The part of a session's intake that its ring needs."""
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that arrived; 0 before the first."""
+        """Sequence number of the last frame that arrived; 0 before the first frame."""
         ...
 
     @property
     def within_record(self) -> bool:
-        """Whether a part of the last record is missing."""
+        """Whether chunks of the last record are still missing."""
         ...
 
     def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
-        """Accept a frame; its data may be passed separately, or be `lost` for a reason."""
+        """Accept a frame. Its elements may be passed separately as `data`, or be `lost` for a drop
+        reason.
+        """
         ...
 
     def flush(self) -> None:
-        """Hand on the gathered frames."""
+        """Submit the frames that were gathered."""
         ...
 
     def cut_off(self, reason: str) -> None:
-        """Drop the open record, whose rest will never arrive."""
+        """Drop the incomplete record, whose remaining chunks will never arrive."""
         ...
 
     def release_budget(self) -> None:
-        """Release the budget of a record that was not completed."""
+        """Release the queue budget of a record that was not completed."""
         ...
 
     def handle_last_events(self, events: EventColumns) -> None:
-        """Accept the newest events of an exited rank, behind its last frame."""
+        """Accept the newest events of an exited rank; they take their place behind its
+        last frame.
+        """
         ...
 
 
 class RingReader:
-    """One slab of a session, across its streams; an error in it is final.
+    """Reads the slab of one session, across its streams; after an error nothing more is read.
 
     The data of a record stays in the slab until the record is committed. Chunks of a larger record
-    are released at once, because it need not fit. A record with a corrupted frame is dropped
-    alone; after any other corruption the rank resends on its stream.
+    are released at once, because the whole record need not fit. A record with a corrupted frame is
+    dropped alone; after any other corruption the rank resends on its stream.
     """
 
     def __init__(
@@ -105,7 +114,7 @@ class RingReader:
         acknowledged: int,
         add_finding: Callable[[str], object],
     ) -> None:
-        """Begin at the release position of the slab; CorruptedError when it is not a slab.
+        """Start at the release position of the slab; CorruptedError when the file is not a slab.
 
         `add_finding` is called with findings for people.
         """
@@ -115,19 +124,19 @@ class RingReader:
         self._releases = ReleaseQueue(acknowledged)
         self._fault: RankdumpError | None = None
         self._abandoned_record = 0
-        """Number of the chunked record of which a chunk was corrupted."""
-        # Held while the queue is full, so releasing entries must not need it.
+        """Number of the chunked record that is skipped because one of its chunks was corrupted."""
+        # `_reading` is held while the queue is full, so releasing entries needs a lock of its own.
         self._reading = threading.Lock()
         self._releasing = threading.Lock()
 
     @property
     def begun(self) -> bool:
-        """Whether a rank ever published anything."""
+        """Whether a rank has ever published an entry."""
         return self._reader.written > 0
 
     @property
     def unused(self) -> bool:
-        """Whether a rank can use it like a new one."""
+        """Whether a rank can use the slab like a new one."""
         try:
             return self._fault is None and not self.begun
         except CorruptedError:
@@ -135,23 +144,26 @@ class RingReader:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the rank that uses it can continue with it.
+        """Whether the rank that uses the slab can continue with it.
 
-        Not within a chunked record: its released chunks are gone, and the rank resends all of it.
+        Not in the middle of a chunked record: its released chunks are gone, and the rank resends
+        all of it.
         """
         broken = self._fault is not None or self.intake.within_record
         return not broken and self.slab.is_in_use()
 
     @property
     def filled_share(self) -> float:
-        """Share of the ring that a rank has written and that is not released; 0 after a fault."""
+        """Share of the ring that is written and not yet released; 0 after a fault."""
         try:
             return (self._reader.written - self._reader.released) / self._reader.ring_bytes
         except (CorruptedError, OSError):
             return 0.0
 
     def read(self, announced: int) -> None:
-        """Read up to the announced position, 0 for everything; RankdumpError for a fault."""
+        """Read the entries up to the announced position, all if it is 0; RankdumpError
+        for a fault.
+        """
         if announced > self._reader.written:
             raise ProtocolError(
                 f"a doorbell announces {announced} bytes, the slab has {self._reader.written}"
@@ -160,7 +172,9 @@ class RingReader:
             self._read_checked(self._reader.read_entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
-        """Read the rest of an exited rank; a record that it had not finished is dropped."""
+        """Read the remaining entries of an exited rank; a record that it had not finished is
+        dropped.
+        """
         with self._reading:
             self._read_checked(self._reader.read_entries(), lost=COPY_FAILED)
             self._read_checked(self._reader.read_remaining_entries(), lost=TORN)
@@ -169,7 +183,7 @@ class RingReader:
     def read_journal(self) -> bool:
         """Read the newest events of an exited rank; return whether its journal has them.
 
-        What could not be read in the ring does not matter here.
+        A fault in the ring does not prevent this.
         """
         with self._reading:
             self.slab.check()
@@ -181,17 +195,17 @@ class RingReader:
             return True
 
     def acknowledge(self, sequence: int) -> None:
-        """Release the entries of frames up to this number."""
+        """Release the entries of all frames up to this sequence number."""
         with self._releasing:
             self._releases.acknowledge(sequence)
             self._release()
 
     def abandon(self, reason: str) -> None:
-        """Read nothing more: the rank resends what is not acknowledged."""
+        """Stop reading: the rank resends what is not acknowledged."""
         self._fault = UnavailableError(f"slab {self.slab.path}: {reason}")
 
     def give_up(self) -> None:
-        """Release the budget of a record that will never be complete."""
+        """Release the queue budget of a record that will never be complete."""
         with self._reading:
             self.intake.release_budget()
 
@@ -202,7 +216,7 @@ class RingReader:
             self.slab.check()
             self._handle_entries(entries, lost)
         except UnavailableError:
-            # This process is stopping; the next one rereads the ring.
+            # This process is stopping; the next process reads the ring again.
             raise
         except RankdumpError as error:
             self._fault = error
@@ -235,13 +249,13 @@ class RingReader:
                 self._release()
 
     def _read_elements(self, entry: SlabEntry) -> RecordElements:
-        # Small data is read at once; for large data the queue may be full.
+        # Small data is read at once. Large data stays in the slab, because the queue may be full.
         if entry.data_bytes <= SMALL_RECORD_BYTES:
             return self._reader.read_data(entry)
         return self.slab.elements_at(entry.data_at, entry.data_bytes)
 
     def _make_lost_frame(self, entry: SlabEntry) -> agent_pb2.Frame:
-        """Return a lost record in place of a corrupted frame.
+        """Return a lost record that replaces a corrupted frame.
 
         CorruptedError when the entry is not marked as a record.
         """
@@ -268,14 +282,17 @@ class RingReader:
         try:
             self._reader.release(position)
         except ValueError as error:
-            # The rank overwrote the agent's own field.
+            # The field with the release position belongs to the agent, and the rank has overwritten
+            # it.
             self._fault = ProtocolError(f"slab {self.slab.path}: {error}")
 
 
 def iter_unread_sizes(slab: SlabFile, after: int) -> Iterator[int]:
-    """Yield the bytes of each published frame after a number; CorruptedError for a damaged one."""
+    """Yield the size in bytes of each published frame with a sequence number above `after`;
+    CorruptedError for a damaged frame.
+    """
     for entry in SlabReader(slab).read_entries():
-        # Entries without a seal have their number in the frame alone.
+        # Entries without a seal have their sequence number only in the frame.
         number = entry.sequence or _parse_frame(entry).sequence
         if number > after:
             yield len(entry.frame) + entry.data_bytes
@@ -283,7 +300,7 @@ def iter_unread_sizes(slab: SlabFile, after: int) -> Iterator[int]:
 
 def _parse_frame(entry: SlabEntry) -> agent_pb2.Frame:
     try:
-        # Copied first: the rank could change it while it is read.
+        # Copied before parsing, because the rank could change the bytes in the meantime.
         return agent_pb2.Frame.FromString(bytes(entry.frame))
     except DecodeError as error:
         raise CorruptedError(f"slab entry before {entry.end_position}: {error}") from None

@@ -1,5 +1,5 @@
-"""Rings of all sessions: granted, restored after a restart, and read to the end when a rank
-dies.
+"""Rings of all sessions: granted to ranks, restored after a restart, and read to the end when a
+rank dies.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from rankdumpd.server.logs import log_about
 
 CHECK_INTERVAL_S = 0.25
 SLAB_TIMEOUT_S = 2.0
-"""Longest time an answer waits for a slab; a slab that is ready later is offered then."""
+"""Longest time in seconds that an answer waits for a slab; a slab that is ready later is offered on
+the stream.
+"""
 _JOIN_TIMEOUT_S = 1.0
 LOCK_TIMEOUT_S = 30.0
-"""Time a rank has to lock a slab it was granted."""
+"""Seconds that a rank has to lock a slab it was granted."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _SessionRingEntry:
-    """A session with its slab."""
+    """A session with its slab and the state of both."""
 
     session: RankSession
     ring: RingReader
     since_s: float
     mapped: bool = False
-    """Whether a rank has ever used it."""
+    """Whether a rank has ever used the slab."""
     read: bool = False
-    """Whether everything that an exited rank left was read."""
+    """Whether everything that an exited rank left in the slab was read."""
     last_events_known: bool = False
-    """Whether the journal of an exited rank was among it."""
+    """Whether the newest events of an exited rank were read from its journal."""
 
     @property
     def unused(self) -> bool:
-        """Whether no rank ever used it: the answer that named it may not have arrived."""
+        """Whether no rank has ever used the slab: the answer that named it may not have arrived."""
         return not self.mapped and self.ring.unused
 
 
@@ -58,11 +60,11 @@ class _ExpectedSlab:
 
     session: RankSession
     expected_s: float
-    """Time at which its rank was last expected to reopen the session."""
+    """Time at which the rank was last expected to reopen the session."""
 
 
 class RingRegistry:
-    """At most one ring for each session; a thread reads the rings of ranks that have exited."""
+    """The rings of all sessions, at most one for each; a thread reads the rings of exited ranks."""
 
     def __init__(
         self,
@@ -82,16 +84,16 @@ class RingRegistry:
         self.thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
 
     def find_ring(self, session: RankSession) -> RingReader | None:
-        """Return a session's ring."""
+        """Return the ring of a session; None if it has no ring."""
         entry = self._rings.get(session.request.session_id)
         return entry.ring if entry else None
 
     def find_filled_share(self) -> float:
-        """Return how full the fullest ring is, between 0 and 1."""
+        """Return the filled share of the fullest ring, between 0 and 1."""
         return max((each.ring.filled_share for each in list(self._rings.values())), default=0.0)
 
     def count_unread(self) -> int:
-        """Return how many ranks have exited and have frames in shared memory that are needed."""
+        """Return how many exited ranks have frames in shared memory that are not read yet."""
         return sum(
             each.ring.filled_share > 0 and not each.session.live and not each.ring.slab.is_in_use()
             for each in list(self._rings.values())
@@ -100,7 +102,8 @@ class RingRegistry:
     def grant(self, session: RankSession) -> SlabPlace | None:
         """Return the slab that a session can continue with, or a new one.
 
-        None when it gets none, or when none is ready yet: its stream is notified when one is.
+        None when the session gets no slab, or when its slab is not ready yet; the session is
+        notified on its stream when it is.
         """
         request = session.request
         entry = self._rings.get(request.session_id)
@@ -113,7 +116,7 @@ class RingRegistry:
         slab = self._wait_for_slab(session)
         if slab is not None:
             self._add_ring(session, slab)
-        # An earlier call, which its rank may have cancelled, may have received it.
+        # An earlier call may have created the slab, and its rank may have cancelled that call.
         entry = self._rings.get(request.session_id)
         return entry.ring.slab.place if entry else None
 
@@ -156,13 +159,13 @@ class RingRegistry:
                     self._slabs.remove(request.session_id, slab)
 
     def drop_unused(self, session: RankSession) -> None:
-        """Remove a slab that its rank cannot map, as its frames on the stream show."""
+        """Remove the slab of a rank that cannot map it, as frames on its stream show."""
         entry = self._rings.get(session.request.session_id)
         if entry and not entry.ring.slab.is_in_use():
             self._drop(entry)
 
     def stop(self) -> None:
-        """Stop the thread; may be called again."""
+        """Stop the thread; may be repeated."""
         self.thread.stop()
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
@@ -176,7 +179,9 @@ class RingRegistry:
                 self._drop(entry)
 
     def close(self) -> None:
-        """Close all slabs; those that may still be needed stay for the next process."""
+        """Close all slabs; the files of slabs that may still be needed stay for the
+        next process.
+        """
         for session_id in self._maker.sessions():
             self._maker.drop(session_id)
         for entry in list(self._rings.values()):
@@ -231,7 +236,7 @@ class RingRegistry:
         if session.idle and (entry.read or session.closed):
             self._drop(entry)
             if entry.last_events_known and not session.closed:
-                # Only now: the report of this state must follow that of the events.
+                # Done last, because the report of this state must follow the report of the events.
                 session.confirm_last_events()
                 self._changed(session)
 
@@ -284,7 +289,7 @@ def _note_stream_only(session: RankSession, fault: str) -> None:
 
 @contextmanager
 def _noting_losses(session: RankSession) -> Generator[None]:
-    """Note what cannot be read of a slab; UnavailableError says that it can be, later."""
+    """Add a finding for what cannot be read of a slab; UnavailableError if it can be read later."""
     try:
         yield
     except UnavailableError:

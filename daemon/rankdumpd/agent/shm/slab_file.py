@@ -1,11 +1,11 @@
-"""The file of one slab: made, read, checked for use and removed, and slabs that are being made,
-each in a thread of its own. The content is opaque here.
+"""The file of one slab: created, read, checked for use and removed; and the slabs that are being
+created, each in a thread of its own. This module does not interpret the content of a slab.
 
-A rank may write to the file, so it may also truncate it, and touching memory behind the end of a
-file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without a
-name, which cannot be bind-mounted. So the agent maps nothing: it copies by `pread`, which merely
-returns less, and a copy does not change after it was checked. Touching every page of a slab may
-take longer than a rank waits for an answer.
+A rank may write to the file, so it may also truncate it, and touching mapped memory behind the end
+of a file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without
+a name, which cannot be bind-mounted. So the agent does not map the file: it copies with `pread`,
+which returns fewer bytes from a truncated file, and a copy does not change after it was checked.
+Touching every page of a slab may take longer than a rank waits for an answer.
 """
 
 from __future__ import annotations
@@ -29,75 +29,79 @@ from rankdumpd.agent.records import DeferredElements, FileDescriptor, read_bytes
 
 SLAB_FILE_MODE = 0o660
 UNFINISHED_SUFFIX = ".new"
-"""End of the name of a slab that is being made."""
+"""Suffix for the name of a slab that is being created."""
 _BLOCK = bytes(4 << 20)
-# struct flock of 64-bit Linux: type, whence, start, length, pid, padding.
+# The fields of `struct flock` on 64-bit Linux: type, whence, start, length, pid, padding.
 _FLOCK = struct.Struct("hhqqi4x")
 _NUMBER = struct.Struct("=Q")
 
 
 class SlabFile:
-    """An open slab for reading; its elements outlive its removal."""
+    """An open slab for reading; its elements can still be read after `remove`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Own the descriptor of an open file."""
+        """Take over the descriptor of an open slab file."""
         self.path = path
         self._file: FileDescriptor | None = FileDescriptor(descriptor)
         self.length = os.fstat(descriptor).st_size
-        """Bytes of the whole file."""
+        """Size of the whole file in bytes."""
 
     @property
     def place(self) -> SlabPlace:
-        """Path and length, for the rank."""
+        """Path and length of the file, as the rank receives them."""
         return SlabPlace(str(self.path), self.length)
 
     def check(self) -> None:
-        """Raise CorruptedError when the file has changed its size, or is closed."""
+        """Raise CorruptedError when the size of the file has changed, or the file is closed."""
         found = os.fstat(self._opened.number).st_size
         if found != self.length:
             raise CorruptedError(f"slab {self.path} of {self.length} bytes now has {found}")
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return a copy of a range; CorruptedError when the file is too short."""
+        """Return a copy of a range of the file; CorruptedError when the file is too short."""
         return read_bytes_at(self._opened.number, offset, length)
 
     def elements_at(self, offset: int, length: int) -> DeferredElements:
-        """Return a range that is copied later."""
+        """Return a range of the file whose bytes are copied when they are loaded."""
         return DeferredElements(self._opened, offset, length)
 
     def read_number(self, offset: int) -> int:
-        """Return a number that the rank may be changing."""
+        """Return a number that the rank may be changing at the same time."""
         first = None
-        # A copy of eight bytes is not guaranteed to be atomic.
+        # Read until two copies are equal, because a copy of eight bytes is not guaranteed to be
+        # atomic.
         while (again := bytes(self.read(offset, _NUMBER.size))) != first:
             first = again
         return _NUMBER.unpack(again)[0]
 
     def write_number(self, offset: int, value: int) -> None:
-        """Change a number."""
+        """Write a number at an offset."""
         os.pwrite(self._opened.number, _NUMBER.pack(value), offset)
 
     def is_in_use(self) -> bool:
-        """Return whether a live process maps it, and so has a lock on the whole file."""
+        """Return whether a live process has mapped the slab, which it shows by a lock on the whole
+        file.
+        """
         if self._file is None:
             return False
-        # A lock of the open file, not of the process, so that ranks in this process count.
+        # Locks belong to open files and not to processes, so that ranks in this process are
+        # noticed, too.
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         answer = fcntl.fcntl(self._file.number, fcntl.F_OFD_GETLK, asked)
         return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
 
     def close(self) -> None:
-        """Close the file, which stays for the next process; may be called again."""
+        """Close the file, which stays on disk for the next process; may be repeated."""
         self._file = None
 
     def remove(self) -> None:
-        """Remove the file; its memory is freed when no elements in it are needed any more."""
+        """Remove the file; its memory is freed once none of its elements are needed any more."""
         if self._file is None:
             return
         mine = os.fstat(self._file.number)
         with contextlib.suppress(FileNotFoundError):
             found = self.path.lstat()
-            # The path may belong to another slab of the session by now.
+            # The path may belong to another slab of the same session by now.
             if (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino):
                 self.path.unlink()
         self.close()
@@ -117,11 +121,11 @@ def make_slab(
     has_journal: bool = False,
     stopping: Callable[[], bool] = lambda: False,
 ) -> SlabFile:
-    """Make an empty slab in the place of any other; OSError when there is no space for it, or when
-    `stopping` returns true.
+    """Create an empty slab that replaces any other at its path; OSError when there is no space for
+    it, or when `stopping` returns true.
 
-    Every page is touched here: the first touch costs far more than a copy. The file gets its name
-    when it is complete.
+    Every page is touched here, because the first touch of a page costs far more than a copy. The
+    file gets its final name when it is complete.
     """
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED_SUFFIX}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -133,7 +137,7 @@ def make_slab(
                 raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
             os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
         os.pwrite(descriptor, make_slab_header(length, has_journal=has_journal), 0)
-        # No other process may write before it is a slab.
+        # The group gets access last, because no other process may write before the file is a slab.
         os.fchown(descriptor, -1, group)
         os.fchmod(descriptor, SLAB_FILE_MODE)
         unfinished.rename(path)
@@ -145,7 +149,7 @@ def make_slab(
 
 
 def open_slab(path: Path) -> SlabFile | None:
-    """Return the slab that an earlier process left; None when there is none."""
+    """Return the slab that an earlier process left at a path; None when there is none."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -158,19 +162,19 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _PendingSlab:
-    """A slab that is being made, and its result."""
+    """A slab that is being created, and its result."""
 
     late: Callable[[str], None]
     done: threading.Event = field(default_factory=threading.Event)
     slab: SlabFile | None = None
     fault: str = ""
     waiting: int = 0
-    """Callers that wait for it now."""
+    """Number of callers that wait for the slab."""
     wanted: bool = True
 
 
 class SlabMaker:
-    """Makes at most one slab for each session; safe to use from several threads."""
+    """Creates at most one slab for each session; safe to use from several threads."""
 
     def __init__(self, remove: Callable[[str, SlabFile], None]) -> None:
         """`remove` is called for the slab of a session that is not wanted any more."""
@@ -179,7 +183,7 @@ class SlabMaker:
         self._slabs: dict[str, _PendingSlab] = {}
 
     def sessions(self) -> list[str]:
-        """Return the sessions whose slab is being made or not fetched yet."""
+        """Return the sessions whose slab is being created or was not fetched yet."""
         with self._lock:
             return [name for name, pending in self._slabs.items() if pending.wanted]
 
@@ -191,10 +195,10 @@ class SlabMaker:
         timeout_s: float,
         late: Callable[[str], None],
     ) -> SlabFile | None:
-        """Return the slab of a session, once; None when it is not ready in time.
+        """Return the slab of a session, once; None when it is not ready within `timeout_s`.
 
-        `late` is called once when it is ready after that, with an error text or an empty one.
-        ExhaustedError when it cannot be made.
+        If the slab becomes ready later, `late` is called once, with an error text or an empty one.
+        ExhaustedError when the slab cannot be created.
         """
         with self._lock:
             pending = self._slabs.get(session_id)
@@ -217,7 +221,7 @@ class SlabMaker:
         return pending.slab
 
     def drop(self, session_id: str) -> None:
-        """Remove a slab that is not wanted any more, as soon as it is made."""
+        """Remove a slab that is not wanted any more, as soon as it is created."""
         with self._lock:
             pending = self._slabs.get(session_id)
             if pending is None:
@@ -229,7 +233,7 @@ class SlabMaker:
             self._remove(session_id, pending.slab)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until no slab is being made, up to a timeout for each."""
+        """Wait until no slab is being created, at most `timeout_s` for each."""
         with self._lock:
             slabs = list(self._slabs.values())
         for pending in slabs:
@@ -240,7 +244,7 @@ class SlabMaker:
             pending.slab = make()
         except ExhaustedError as error:
             pending.fault = str(error)
-        except Exception as error:  # reported to the callers that wait
+        except Exception as error:  # it is reported to the waiting callers
             _logger.exception("making the slab of session %s failed", session_id)
             pending.fault = f"internal error: {error}"
         with self._lock:
@@ -248,7 +252,8 @@ class SlabMaker:
             if not pending.wanted or (pending.fault and not pending.waiting):
                 del self._slabs[session_id]
             if pending.wanted and not pending.waiting:
-                # Under the lock, so that the next caller does not overtake it.
+                # Called with the lock held, so that the next caller of `wait_for_slab` comes after
+                # it.
                 pending.late(pending.fault)
         if not pending.wanted and pending.slab is not None:
             self._remove(session_id, pending.slab)

@@ -1,5 +1,5 @@
-"""The folder of an agent's slabs, locked by that agent, and the shares of its memory: queue, slabs
-and sessions.
+"""The folder of an agent's slabs, which that agent locks, and the shares of the memory limit for
+queue, slabs and sessions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _logger = logging.getLogger(__name__)
 
 
 def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
-    """Return the folder of an agent's slabs; None when it listens on no socket of this host.
+    """Return the folder of an agent's slabs; None when the agent listens on no Unix socket.
 
-    Without a setting it is beside the socket, so that one bind mount gives a container both.
+    Unless `runtime_dir` is set, the folder is beside the socket, so that one bind mount gives a
+    container both.
     """
     if socket is None:
         return None
@@ -53,31 +54,32 @@ def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
 def make_slab_name(session_id: str, secret_hash: str) -> str:
     """Return the name of a session's slab, which other members of the group would have to guess.
 
-    `secret_hash` is that of the session's secret, in hexadecimal; empty for a session without one.
+    `secret_hash` is the hash of the session's secret, in hexadecimal; empty for a session without a
+    secret.
     """
     hashed = f".{secret_hash[:_HASH_CHARACTERS]}" if secret_hash else ""
     return f"{session_id}{hashed}{SLAB_SUFFIX}"
 
 
 def parse_session_id(name: str) -> str:
-    """Return the session of a slab by its name."""
+    """Return the session id that the name of a slab contains."""
     return name.partition(".")[0]
 
 
 def is_in_memory(folder: Path, mounts: str) -> bool:
-    """Return whether a folder is on a file system in memory, given mountinfo's text."""
+    """Return whether a folder is on a file system in memory; `mounts` is the text of mountinfo."""
     kind, longest = "", -1
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         point = Path(_unescape(left.split(" ")[4]))
-        # A later mount at the same point hides the earlier one.
+        # A later mount at the same point hides an earlier one, so `>=` and not `>`.
         if folder.resolve().is_relative_to(point) and len(point.parts) >= longest:
             kind, longest = right.split(" ")[0], len(point.parts)
     return kind in _MEMORY_FILE_SYSTEMS
 
 
 def find_group_id(name: str) -> int:
-    """Return a group's number, -1 for none; ConfigError when there is no such group."""
+    """Return the number of a group, -1 for an empty name; ConfigError for an unknown group."""
     if not name:
         return -1
     try:
@@ -91,26 +93,28 @@ def _unescape(text: str) -> str:
 
 
 SESSION_BYTES = 8 << 20
-"""Memory of a session besides its slab: one message of the largest size."""
+"""Bytes of memory for a session besides its slab: one message of the largest size."""
 _MIN_SESSIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """A limit that queue, slabs and sessions stay under together."""
+    """The memory limit that queue, slabs and sessions stay below together."""
 
     total_bytes: int
     queue_bytes: int
-    """Bytes of the queue, or of the largest record, which passes it alone."""
+    """Bytes of the queue, or of the largest record if that is more, because it passes the queue
+    alone.
+    """
     record_bytes: int
-    """Bytes of the largest record that fits."""
+    """Bytes of the largest record that fits into memory."""
 
     def session_fault(self, *, slab_bytes: int, sessions: int) -> str:
-        """Return why one more session does not fit beside these; empty when it does."""
+        """Return why one more session does not fit into the limit; empty when it does."""
         return self._fault("a session", SESSION_BYTES, slab_bytes, sessions)
 
     def slab_fault(self, wanted_bytes: int, *, slab_bytes: int, sessions: int) -> str:
-        """Return why one more slab does not fit beside these; empty when it does."""
+        """Return why one more slab does not fit into the limit; empty when it does."""
         return self._fault("a slab", wanted_bytes, slab_bytes, sessions)
 
     def _fault(self, what: str, wanted_bytes: int, slab_bytes: int, sessions: int) -> str:
@@ -127,9 +131,10 @@ class MemoryShares:
 def share_memory(
     memory_bytes: int, *, machine_bytes: int, queue_bytes: int, max_record_bytes: int
 ) -> MemoryShares:
-    """Return the shares of a limit; without one, of half the machine's memory.
+    """Return the shares of the memory limit; without a limit, the shares of half the machine's
+    memory.
 
-    That half grows to what a few sessions need on a small machine.
+    On a small machine that half grows to the size that a few sessions need.
     """
     total_bytes = memory_bytes or max(
         machine_bytes // 2, queue_bytes + _MIN_SESSIONS * SESSION_BYTES
@@ -139,19 +144,22 @@ def share_memory(
 
 
 SLAB_FOLDER_MODE = 0o710
-"""The group may enter and not list: names of slabs are known to their ranks alone."""
+"""The group may enter the folder but not list it, so that only a rank knows the name of
+its slab.
+"""
 _ENTER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SlabFolder:
-    """Makes and removes slabs; safe to use from several threads."""
+    """Creates and removes the slabs of an agent; safe to use from several threads."""
 
     def __init__(
         self, folder: Path | None, *, group: int, ring_bytes: int, memory: MemoryShares
     ) -> None:
-        """Make no slabs without a folder, or with rings of 0 bytes.
+        """Without a folder, or with rings of 0 bytes, no slabs are created.
 
-        UnavailableError when another agent has its slabs there: each would remove the other's.
+        UnavailableError when another agent has its slabs in the folder, because each agent would
+        remove the slabs of the other.
         """
         self._folder = folder if ring_bytes else None
         self._group, self._ring_bytes, self._memory = group, ring_bytes, memory
@@ -164,7 +172,7 @@ class SlabFolder:
 
     @property
     def offered(self) -> bool:
-        """Whether this agent makes slabs at all."""
+        """Whether this agent offers slabs to its ranks."""
         return self._folder is not None
 
     @property
@@ -182,7 +190,9 @@ class SlabFolder:
         secret_hash: str = "",
         has_journal: bool = False,
     ) -> SlabFile:
-        """Make a session's slab, in place of an earlier one; ExhaustedError when it cannot."""
+        """Create a session's slab in place of an earlier one; ExhaustedError when that is
+        impossible.
+        """
         path = self._path(session_id, secret_hash)
         ring_bytes = min(wanted_bytes, self._ring_bytes)
         length = compute_slab_bytes(ring_bytes, has_journal=has_journal)
@@ -209,7 +219,9 @@ class SlabFolder:
             raise self._make_error("folder", why) from None
 
     def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
-        """Return the slab of a session from an earlier process; CorruptedError if it is invalid."""
+        """Return the slab of a session from an earlier process; CorruptedError if the slab is
+        invalid.
+        """
         if self._folder is None:
             return None
         path = self._path(session_id, secret_hash)
@@ -224,7 +236,7 @@ class SlabFolder:
         return slab
 
     def remove(self, session_id: str, slab: SlabFile) -> None:
-        """Remove a slab."""
+        """Remove the slab of a session."""
         slab.remove()
         self._forget(session_id)
 
@@ -233,8 +245,8 @@ class SlabFolder:
     ) -> None:
         """Remove slabs of earlier processes that no session and no process needs.
 
-        `find_last_committed` returns the highest number of a session's committed frames; None for a
-        session that the ledger does not know.
+        `find_last_committed` returns the highest sequence number of a session's committed frames;
+        None for a session that the ledger does not know.
         """
         if self._folder is None or not self._folder.is_dir():
             return
@@ -247,7 +259,7 @@ class SlabFolder:
             _remove_file(path)
 
     def findings(self) -> list[str]:
-        """Return what was lost with slabs of earlier processes, a sentence each."""
+        """Return a sentence for each loss of data in slabs of earlier processes."""
         return list(self._losses)
 
     def _note_stray(self, path: Path, last_committed: int | None) -> None:
@@ -269,19 +281,21 @@ class SlabFolder:
         self._losses.append(sentence)
 
     def stop(self) -> None:
-        """Abandon the slabs that are being made."""
+        """Stop creating the slabs that are not complete yet."""
         self._stopping.set()
 
     def leave(self) -> None:
         """Unlock the folder, and remove it if it is empty."""
         if self._folder is not None and not self.held_bytes:
-            # It may not exist, or hold files of others.
+            # The folder may not exist, or contain files of others.
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
         self._lock_file = None
 
     def _lock_folder(self) -> FileDescriptor | None:
-        """Lock the folder; None where that is impossible: making the first slab reports why."""
+        """Lock the folder; None where that is impossible, since creating the first slab reports the
+        reason.
+        """
         while self._folder is not None:
             try:
                 self._make_folder(self._folder)
@@ -291,11 +305,11 @@ class SlabFolder:
                 where = f"agent.runtime_dir: {self._folder.parent}"
                 raise UnavailableError(f"{where} has the slabs of another agent") from None
             except FileNotFoundError:
-                # An agent that ended removed it at this moment.
+                # Another agent has just ended and has removed the folder in the meantime.
                 continue
             except OSError:
                 return None
-            # The same, a moment later.
+            # The agent that ended may also have removed the lock file after it was opened here.
             if os.fstat(lock_file.number).st_nlink:
                 return lock_file
         return None
@@ -306,9 +320,9 @@ class SlabFolder:
         return self._folder / make_slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
-        # The folder of the socket, which may not exist yet.
+        # The folder of the socket may not exist yet.
         make_group_folder(folder.parent, self._group)
-        # Another session may make it at the same time.
+        # Another session may create the folder at the same time.
         folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
         status = folder.lstat()
         if status.st_uid not in (0, os.geteuid()):
@@ -322,7 +336,7 @@ class SlabFolder:
             self._lengths.pop(session_id, None)
 
     def _make_error(self, kind: str, why: str) -> ExhaustedError:
-        """Return the error for one session; the log gets one line for each kind."""
+        """Return the error for one session; only the first error of each kind is logged."""
         message = f"some ranks send frames on their streams instead of shared memory: {why}"
         self._warnings.log(logging.WARNING, message, about=kind)
         return ExhaustedError(why)
@@ -332,13 +346,13 @@ def _remove_file(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        # It costs memory, and does no other harm.
+        # Only logged, because a slab that stays takes memory and does no other harm.
         _logger.warning("%s cannot be removed: %s", path, error)
 
 
 def _count_unread(path: Path, after: int) -> tuple[int, int]:
-    """Return how many frames with higher numbers a slab has, and their bytes, as far as they can
-    be read.
+    """Return the number of frames in a slab whose sequence numbers are above `after`, and their
+    bytes, as far as they can be read.
     """
     frames = byte_count = 0
     with contextlib.suppress(OSError, CorruptedError):
