@@ -1,1 +1,3 @@
-"""Black boxes of ranks: the ring of the latest steps, and the frozen trees that are made of it."""
+"""Black boxes of ranks: the rings of their latest steps, and the frozen trees that are made from
+the rings.
+"""

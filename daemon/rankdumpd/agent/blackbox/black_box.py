@@ -1,11 +1,11 @@
-"""The black box of an agent: takes the steps and faults of ranks, watches ranks, and freezes the
+"""The black box of an agent: receives steps and faults of ranks, watches ranks, and freezes the
 rings of a job.
 
-A thread does all of a freeze: it decides, keeps at once what the rings have in a raw file, notifies
-the ranks and the coordinator, waits for a few steps more, completes the raw file and writes the
-tree. Every cause, of whatever origin, enters by `BlackBox.submit`, and every freeze begins in
-`_begin`. A freeze that the coordinator hands on enters there as well: it begins one, or the freeze
-that is under way becomes part of it.
+One thread does all work of a freeze: it decides, writes the present content of the rings to a raw
+file at once, notifies the ranks and the coordinator, waits for a few more steps, completes the raw
+file and writes the tree. Every cause, whatever its origin, enters by `BlackBox.submit`, and every
+freeze begins in `_begin`. A freeze that the coordinator relays enters there as well: it begins a
+freeze here, or the freeze that is under way becomes part of it.
 """
 
 from __future__ import annotations
@@ -67,19 +67,21 @@ from rankdumpd.server.metrics import MetricCounters
 
 WATCH_INTERVAL_S = 0.25
 ANSWER_TIMEOUT_S = 120.0
-"""Longest time for which people wait for the tree of a freeze."""
+"""Longest time in seconds that a request waits for the tree of its freeze."""
 MAX_REMEMBERED_FREEZES = 64
 MAX_REQUEST_CHARACTERS = 1024
 MAX_ORDERS = 4096
-"""Causes that wait for a decision: a rank that reports faults all the time takes no memory."""
+"""Largest number of causes that wait for a decision, so that a rank that reports faults all the
+time does not fill the memory.
+"""
 _STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.WAIT, FaultKind.REQUEST)
-"""Causes for which the stacks of the other ranks matter."""
+"""Causes for which the stacks of the other ranks are needed."""
 
 _logger = logging.getLogger(__name__)
 
 
 class BlackBox:
-    """The rings of an agent, and their freezes; safe to use from several threads."""
+    """The rings of an agent and their freezes; safe to use from several threads."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class BlackBox:
         report: Callable[[], None],
         on_note: Callable[[RankSession], None],
     ) -> None:
-        """`report` has the recent freezes sent to the coordinator at once; `on_note` is called when
+        """`report` sends the recent freezes to the coordinator at once; `on_note` is called when
         the notes in the status of a session have changed.
         """
         self._registry, self._limits, self._host = registry, limits, host
@@ -114,18 +116,20 @@ class BlackBox:
         self._changed = threading.Condition(threading.RLock())
         self._orders: deque[FreezeOrder] = deque()
         self._open: dict[str, OpenFreeze] = {}
-        """By job."""
+        """Freezes that are under way, by job."""
         self._past: dict[str, PastFreeze] = {}
         self._statuses: dict[tuple[str, int], FreezeStatus] = {}
-        """By job and beginning, the latest last."""
+        """Latest freezes by job and time of their beginning, in microseconds; the newest last."""
         self._lost_since_s: dict[str, float] = {}
         self._noted: dict[tuple[str, FaultKind], int] = {}
-        """Losses and silences that are known, with the number of finished steps of the session."""
+        """Lost and silent ranks that were reported, by session and kind of fault, with the number
+        of steps that the session had finished then.
+        """
         self._watches, self._finishing, self._busy = True, False, False
         self._refusals = LogOnce(_logger)
 
     def take_steps(self, session: RankSession, message: agent_pb2.StepStates) -> None:
-        """Put steps into the ring of a session; ProtocolError when one contradicts itself."""
+        """Put steps into the ring of a session; ProtocolError when a step contradicts itself."""
         for state in message.states:
             self.rings.take_step(session, state)
             notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in state.notes)
@@ -136,7 +140,9 @@ class BlackBox:
                 self._changed.notify_all()
 
     def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
-        """Take the fault that a rank reports; ProtocolError when it contradicts itself."""
+        """Submit the fault that a rank reports; ProtocolError when the message
+        contradicts itself.
+        """
         notice = fault_notice_from_wire(message)
         if not session.plan.black_box.steps:
             raise ProtocolError("a fault arrived, and the plan of its session has no black box")
@@ -145,7 +151,7 @@ class BlackBox:
         self.submit(FreezeOrder(request.job_id, request.attempt, cause))
 
     def submit(self, order: FreezeOrder) -> None:
-        """Have the thread decide on a cause."""
+        """Queue a cause, on which the thread will decide."""
         with self._changed:
             if len(self._orders) < MAX_ORDERS:
                 self._orders.append(order)
@@ -154,7 +160,7 @@ class BlackBox:
             self._changed.notify_all()
 
     def join_freeze(self, relayed: RelayedFreeze) -> None:
-        """Take a freeze that the coordinator hands to all agents of a job; it may be repeated."""
+        """Accept a freeze that the coordinator relays to all agents of a job; may be repeated."""
         freeze = relayed.freeze
         is_new, later = self.recent.note_relayed(relayed)
         if is_new:
@@ -163,16 +169,16 @@ class BlackBox:
             self.submit(FreezeOrder(freeze.job_id, freeze.attempt, cause))
 
     def find_newest(self, session: RankSession) -> int | str:
-        """Return the newest iteration of which a session has a step, or why it has none."""
+        """Return the newest iteration of which a session has a step; if it has none, return why."""
         ring = self.rings.find(session.request.session_id)
         if ring is not None and len(ring):
             return ring.newest_iteration
         return explain_absence(session, was_frozen=ring is not None)
 
     def freeze_on_request(self, message: agent_pb2.Freeze) -> FreezeAnswer:
-        """Freeze a job because people ask for it, and wait for its tree.
+        """Freeze a job on request, and wait for its tree.
 
-        RejectedError says why it is not frozen.
+        RejectedError says why the job is not frozen.
         """
         job_id = message.job_id or self._find_only_job()
         rings = [ring for ring in self.rings.list_rings(job_id) if len(ring)]
@@ -194,7 +200,7 @@ class BlackBox:
             ) from None
 
     def start(self) -> None:
-        """Start the thread, which first writes the trees that an earlier process left."""
+        """Start the thread, which first writes the trees that an earlier process left unwritten."""
         for record in self._backlog.find_left():
             age_s = max(0, read_wall_clock_us() - record.frozen_us) / 1e6
             begun_s = time.monotonic() - age_s
@@ -203,21 +209,23 @@ class BlackBox:
         self.thread.start()
 
     def stop_watching(self) -> None:
-        """Report the ranks that are gone now, and no other from now on: the agent stops."""
+        """Report the ranks that are gone now, and no other ranks from then on, because the agent
+        stops.
+        """
         with self._changed:
             if self._watches:
                 self._watch_ranks(dead_only=True)
             self._watches = False
 
     def finish(self, timeout_s: float) -> None:
-        """Complete the freezes that are under way, and write their trees."""
+        """Complete the freezes that are under way, and write their trees, within `timeout_s`."""
         with self._changed:
             self._finishing = True
             self._changed.notify_all()
         self.wait_idle(timeout_s)
 
     def wait_idle(self, timeout_s: float) -> int:
-        """Wait until no freeze is under way; return how many are after that time."""
+        """Wait until no freeze is under way; return how many still are after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not (self._orders or self._open or self._busy), timeout_s
@@ -225,18 +233,20 @@ class BlackBox:
             return len(self._orders) + len(self._open)
 
     def stop(self, timeout_s: float) -> bool:
-        """Leave what is unfinished to the next process; return whether the thread has ended."""
+        """Stop; leave unfinished work to the next process and return whether the thread
+        has ended.
+        """
         self.thread.request_stop()
         with self._changed:
             self._changed.notify_all()
         return self.thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
-        """Return which frozen trees cannot be written, a sentence each."""
+        """Return a sentence for each frozen tree that cannot be written."""
         return self._backlog.findings()
 
     def status(self) -> BlackBoxStatus:
-        """Return what the rings hold, and the latest freezes."""
+        """Return the size of the rings, and the latest freezes."""
         with self._changed:
             freezes = tuple(self._statuses.values())
         rings = self.rings
@@ -246,7 +256,7 @@ class BlackBox:
         )
 
     def samples(self) -> list[MetricSample]:
-        """Return the metric samples of this moment."""
+        """Return the current metric samples of the black box."""
         rings = self.rings
         return [
             MetricSample("rankdump_agent_black_box_steps", rings.step_count),
@@ -291,14 +301,15 @@ class BlackBox:
             try:
                 self._go_on()
             except Exception:
-                # The agent has more to do than this.
+                # An error must not end the thread, which is needed for other jobs of the agent,
+                # too.
                 _logger.exception("the black box failed; it is tried again")
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
     def _go_on(self) -> None:
-        """Watch the ranks, and bring the freezes that are under way one step further."""
+        """Check the ranks, and do the next step of the freezes that are under way."""
         with self._changed:
             if self._watches:
                 self._watch_ranks()
@@ -329,7 +340,7 @@ class BlackBox:
         return freeze.is_complete(progress, time.monotonic())
 
     def _list_sessions(self, record: FreezeRecord) -> list[RankSession]:
-        """Return the sessions with a black box that belong to a freeze."""
+        """Return the sessions with a black box that a freeze concerns."""
         return [
             session
             for session in self._registry.list_sessions()
@@ -342,7 +353,7 @@ class BlackBox:
         return select_rings(self.rings.list_rings(record.job_id), record.attempt)
 
     def _handle(self, order: FreezeOrder) -> None:
-        """Decide on a cause, and act."""
+        """Decide on a cause, and freeze the rings or report why not."""
         try:
             reason = self._act(order)
         except OSError as error:
@@ -365,7 +376,9 @@ class BlackBox:
             order.answer.set_exception(refusal)
 
     def _act(self, order: FreezeOrder) -> str:
-        """Return why a cause freezes nothing; empty when it does, or is added to a freeze."""
+        """Freeze the rings, or add the cause to a freeze that is under way; return why not, empty
+        if done.
+        """
         freeze = self._open.get(order.job_id)
         rings = select_rings(self.rings.list_rings(order.job_id), order.attempt)
         if order.relayed_iteration is not None and self._join(order, freeze, rings):
@@ -377,7 +390,7 @@ class BlackBox:
         now_s, facts = time.monotonic(), self._collect_facts(order, rings)
         refusal = decisions.find_refusal(facts, now_s)
         if not refusal:
-            # Only now: the sizes of all files are read.
+            # The sizes are added only now, because all frozen files must be measured for that.
             facts = self._add_sizes(facts, order, rings[0])
             refusal = decisions.find_refusal(facts, now_s)
         if not refusal:
@@ -385,7 +398,9 @@ class BlackBox:
         return refusal
 
     def _join(self, order: FreezeOrder, freeze: OpenFreeze | None, rings: list[StepRing]) -> bool:
-        """Join a freeze of the coordinator; return whether there is nothing more to do for it."""
+        """Join a freeze of the coordinator; return whether this agent has nothing more to do for
+        it.
+        """
         job_id, attempt, iteration = order.job_id, order.attempt, order.iteration
         if freeze is not None and freeze.record.attempt == attempt:
             before = make_job_freeze(freeze.record)
@@ -397,12 +412,12 @@ class BlackBox:
         past = self._past.get(job_id)
         if past is not None and (past.attempt, past.iteration) == (attempt, iteration):
             return True
-        # A process before this one may have frozen it, and written its tree.
+        # An earlier process may have frozen this iteration and written its tree.
         plan = rings[0].session.plan if rings else None
         return plan is not None and self._writer.is_written(job_id, attempt, iteration, plan)
 
     def _announce(self, freeze: OpenFreeze) -> None:
-        """Tell of a freeze that has begun, or has become part of another one: in the log and the
+        """Announce a freeze that has begun or has become part of another one, in the log and the
         status, to the coordinator and to the ranks.
         """
         record = freeze.record
@@ -443,7 +458,9 @@ class BlackBox:
         )
 
     def _begin(self, order: FreezeOrder, rings: list[StepRing]) -> None:
-        """Keep what the rings have, and notify the ranks; OSError when it cannot be kept."""
+        """Write what the rings have to a raw file, and notify the ranks; OSError when that is
+        impossible.
+        """
         first = rings[0].session
         record = FreezeRecord(
             order.job_id,
@@ -469,9 +486,10 @@ class BlackBox:
         self._announce(freeze)
 
     def _find_free_time_us(self, job_id: str) -> int:
-        """Return the time, or the first microsecond after it in which no freeze of a job began.
+        """Return the present time in microseconds, or the next microsecond at which no freeze of
+        the job began.
 
-        It tells the freezes of an agent apart, also where a clock was set back.
+        The time identifies a freeze among those of an agent, even if the clock was set back.
         """
         now_us = read_wall_clock_us()
         while (job_id, now_us) in self._statuses:
@@ -481,8 +499,8 @@ class BlackBox:
     def _keep(
         self, record: FreezeRecord, before: Path | None = None, *, takes: bool = False
     ) -> tuple[FreezeRecord, Path]:
-        """Write the raw file of a freeze in the place of the one `before`; with `takes` the rings
-        are empty afterwards.
+        """Write the raw file of a freeze, replacing the file `before`; with `takes` the written
+        steps are removed from the rings.
         """
         sessions = self._registry.list_sessions()
         with self.rings.lock:
@@ -500,8 +518,8 @@ class BlackBox:
         return record, path
 
     def _close_complete(self) -> None:
-        """Complete the raw files of freezes that wait no longer."""
-        # A cause that has just been found belongs to the freeze that is under way.
+        """Complete the raw files of the freezes whose wait is over."""
+        # A cause that was submitted just now still belongs to the freeze that is under way.
         with self._changed:
             asked = {order.job_id for order in self._orders}
         for job_id, freeze in list(self._open.items()):
@@ -517,7 +535,7 @@ class BlackBox:
                 del self._open[job_id]
 
     def _write_due(self) -> None:
-        """Write the trees of raw files, and tell those who wait for them."""
+        """Write the trees of raw files, and answer the requests that wait for them."""
         for written in self._backlog.write_due():
             record, root = written.record, written.root
             self._counters.add("rankdump_agent_frozen_trees_total")
@@ -542,7 +560,7 @@ class BlackBox:
                 order.answer.set_result(FreezeAnswer((root,), own))
 
     def _note(self, record: FreezeRecord, root: str) -> None:
-        """Remember a freeze for the status."""
+        """Add a freeze to the status."""
         cause = record.causes[0]
         with self._changed:
             key = record.job_id, record.frozen_us
@@ -558,7 +576,7 @@ class BlackBox:
                 del self._statuses[next(iter(self._statuses))]
 
     def _watch_ranks(self, *, dead_only: bool = False) -> None:
-        """Submit a cause for each rank that is gone, or makes no step."""
+        """Submit a cause for each rank that is gone or makes no steps."""
         for ring in self.rings.list_rings():
             request = ring.session.request
             cause = self._find_loss(ring) or (None if dead_only else self._find_silence(ring))
@@ -588,7 +606,7 @@ class BlackBox:
         return make_silence_cause(ring, since_s, read_wall_clock_us())
 
     def _discard_rings(self) -> None:
-        """Forget the rings of jobs that have ended, and of sessions that are forgotten."""
+        """Remove the rings of jobs that have ended, and of sessions that were removed."""
         rings = self.rings.list_rings()
         busy = {*self._open, *(order.job_id for order in self._orders)}
         going = {r.session.request.job_id for r in rings if not r.session.closed}

@@ -1,5 +1,5 @@
-"""Decisions of the black box: whether a cause freezes the rings of a job, whether a rank is lost or
-makes no step any more, and when a freeze waits no longer. Pure: the clock is an argument.
+"""Decisions of the black box: whether a cause freezes the rings of a job, whether a rank is gone or
+silent, and when the wait of a freeze is over. Pure: the clock is an argument.
 """
 
 from __future__ import annotations
@@ -11,60 +11,69 @@ from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.units import format_bytes
 
 ROW_TREE_BYTES = 400
-"""About what a row takes in a frozen tree: its line in a table, and its record in a manifest."""
+"""Approximate bytes of a row in a frozen tree: its line in a table, and its record in a
+manifest.
+"""
 TENSOR_TREE_BYTES = 8192
-"""About what the file of a tensor takes besides its elements: header, last block and record."""
+"""Approximate bytes of a tensor's file besides its elements: header, last block and record."""
 MIN_SILENCE_S = 5.0
 SILENCE_FACTOR = 3.0
 PAUSE_FACTOR = 2.0
-"""A rank that went on after a pause, as for a checkpoint, may pause for so many times as long."""
+"""A rank that went on after a pause, as for a checkpoint, counts as silent only after this multiple
+of that pause.
+"""
 MIN_INTERVALS = 8
-"""Steps of which a median is meaningful."""
+"""Number of steps from which on their median is meaningful."""
 LOST_GRACE_S = 3.0
-"""Time in which a rank whose process cannot be watched may connect again."""
+"""Seconds within which a rank whose process cannot be watched may reconnect."""
 GATHER_S = 1.0
-"""Time in which a freeze gathers the causes that other ranks report, even if all have ended."""
+"""Seconds for which a freeze gathers causes from other ranks, even if all ranks have ended."""
 REACH_WAIT_S = 4.0
-"""Longest time in which a freeze waits for the coordinator to say which agents it has reached."""
+"""Longest time in seconds that a freeze waits for the coordinator to say which agents it has
+reached.
+"""
 MIN_WAIT_S = 3.0
 MAX_WAIT_S = 10.0
-"""Bounds of the time for which a freeze waits for further steps."""
+"""Longest time in seconds that a freeze waits for further steps; the shortest is MIN_WAIT_S."""
 LATE_STEP_S = 4.0
 MAX_LATENESS_S = 20.0
-"""A rank whose steps still arrive, each within LATE_STEP_S of the last, is waited for so much
-longer: on a busy host the steps of one rank arrive seconds after those of another."""
+"""Seconds added to the longest wait for a rank whose steps still arrive, each within LATE_STEP_S of
+the last one: on a busy host the steps of one rank arrive seconds after those of another.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeFacts:
-    """What a decision on a cause depends on."""
+    """Facts that the decision on a cause depends on."""
 
     settings: BlackBoxSettings
     iteration: int
-    """Of the cause."""
+    """Iteration in which the cause was found."""
     steps: int = 0
-    """In all rings of the job."""
+    """Number of steps in all rings of the job."""
     tree_bytes: int = 0
-    """About what these steps take in a frozen tree."""
+    """Approximate bytes of these steps in a frozen tree."""
     last_iteration: int | None = None
-    """Iteration of the latest freeze; None before the first."""
+    """Iteration of the latest freeze of the job; None if there was none."""
     last_s: float = 0.0
-    """When that began, on the clock of the decision."""
+    """Time at which the latest freeze began, in seconds on the clock of the decision."""
     last_root: str = ""
-    """Its tree."""
+    """Root of the tree of the latest freeze."""
     frozen_bytes: int = 0
-    """Size of all frozen trees beside the tree of the job."""
+    """Bytes of all frozen trees beside the tree of the job."""
     shortage: str = ""
-    """Why the disk has no room, as a word of the drop reasons; empty when it has."""
+    """Drop reason because of which the disk has no room; empty when it has room."""
 
 
 def compute_tree_bytes(rows: int, tensors: int, tensor_bytes: int) -> int:
-    """Return about what rows and full tensors with so many bytes together take in a frozen tree."""
+    """Return the approximate bytes of rows and full tensors in a frozen tree; `tensor_bytes` is the
+    size of all elements.
+    """
     return rows * ROW_TREE_BYTES + tensors * TENSOR_TREE_BYTES + tensor_bytes
 
 
 def find_refusal(facts: FreezeFacts, now_s: float) -> str:
-    """Return why a cause does not freeze its job, which no freeze is under way of; empty when it
+    """Return why a cause does not freeze its job, which has no freeze under way; empty when it
     does.
     """
     return _find_repetition(facts, now_s) or _find_lack(facts) or _find_shortage(facts)
@@ -107,10 +116,10 @@ def _find_shortage(facts: FreezeFacts) -> str:
 def is_silent(
     since_s: float, median_s: float, interval_count: int, longest_pause_s: float = 0.0
 ) -> bool:
-    """Return whether a rank has come no further for too long.
+    """Return whether a rank has made no progress for too long.
 
-    `since_s` is the time since it last came further, `longest_pause_s` the longest such time after
-    which it went on, and `median_s` the median over `interval_count` steps.
+    `since_s` is the time since its last progress, `longest_pause_s` the longest earlier time
+    without progress, and `median_s` the median duration of `interval_count` steps.
     """
     if interval_count < MIN_INTERVALS:
         return False
@@ -119,20 +128,24 @@ def is_silent(
 
 
 def is_dead(since_s: float, *, is_process_gone: bool | None) -> bool:
-    """Return whether a rank is gone whose stream ended without the end of its session.
+    """Return whether a rank whose stream ended without a session end is gone.
 
-    `is_process_gone` is None where its process cannot be watched.
+    `is_process_gone` is None if the process of the rank cannot be watched.
     """
     return since_s > LOST_GRACE_S if is_process_gone is None else is_process_gone
 
 
 def compute_wait_s(settings: BlackBoxSettings, median_s: float) -> float:
-    """Return how long a freeze waits for further steps of ranks with that median of a step."""
+    """Return how many seconds a freeze waits for further steps of ranks with this
+    median step time.
+    """
     return min(MAX_WAIT_S, max(MIN_WAIT_S, 1.5 * (settings.post_steps + 1) * median_s))
 
 
 def is_wait_over(late_s: Sequence[float], until_s: float, now_s: float) -> bool:
-    """Return whether a freeze waits no longer; `late_s` has the last arrival of each late rank."""
+    """Return whether the wait of a freeze is over; `late_s` contains the last arrival of each late
+    rank.
+    """
     if not late_s or now_s >= until_s + MAX_LATENESS_S:
         return True
     return now_s >= until_s and now_s - max(late_s) > LATE_STEP_S

@@ -1,5 +1,5 @@
-"""Freezes of an agent while they are under way, and what is remembered of earlier ones: those of
-the last minute for the reports to its coordinator, which repeat them and are not stored.
+"""Freezes of an agent that are under way, and earlier ones that are remembered. Freezes of the last
+minute are repeated in the reports to the coordinator; they are not stored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rankdumpd.agent.blackbox.step_ring import StepRing
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_CAUSES = 256
-"""Causes of one freeze that are kept."""
+"""Largest number of causes that the record of a freeze contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeAnswer:
-    """Answer to people who asked for a freeze."""
+    """Answer to a request to freeze a job."""
 
     trees: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -50,8 +50,9 @@ class FreezeOrder:
     attempt: int
     cause: FrozenCause
     relayed_iteration: int | None = None
-    """Iteration of the freeze that the coordinator hands to all agents of the job; None for a cause
-    of this agent, which freezes the iteration in which it was found."""
+    """Iteration of a freeze that the coordinator relays to all agents of the job; None for a cause
+    that this agent found, which freezes the iteration of the cause.
+    """
     answer: Future[FreezeAnswer] = field(default_factory=Future[FreezeAnswer])
 
     @property
@@ -62,12 +63,12 @@ class FreezeOrder:
 
 
 class RankProgress(NamedTuple):
-    """How far a rank is."""
+    """Progress of a rank, as far as its steps have arrived."""
 
     iteration: int
-    """The last one that it has ended; -1 for none."""
+    """Last iteration that the rank has ended; -1 for none."""
     arrived_s: float
-    """When that was known."""
+    """Time at which the end of that iteration arrived."""
 
 
 @dataclass(slots=True)
@@ -78,23 +79,23 @@ class OpenFreeze:
     raw: Path
     begun_s: float
     earliest_s: float
-    """Before then it is not complete: other ranks may know more of the fault."""
+    """Time before which the freeze is not complete, because other ranks may still report causes."""
     until_s: float
     last_iteration: int
-    """The wait ends for a rank that has ended it."""
+    """Iteration up to which steps are awaited from each rank."""
     orders: list[FreezeOrder] = field(default_factory=list[FreezeOrder])
 
     def append(self, order: FreezeOrder) -> None:
-        """Add a later cause."""
+        """Add a later cause to the freeze."""
         self.orders.append(order)
         if len(self.record.causes) < MAX_CAUSES:
             causes = (*self.record.causes, order.cause)
             self.record = dataclasses.replace(self.record, causes=causes)
 
     def join(self, order: FreezeOrder) -> bool:
-        """Become a part of the freeze of the coordinator; return whether that changes anything.
+        """Become part of a freeze of the coordinator; return whether that changes anything.
 
-        Its cause is the first one, and the causes of this agent are later ones.
+        The coordinator's cause becomes the first one, and the causes of this agent follow.
         """
         record, cause = self.record, order.cause
         if (record.iteration, record.causes[0].identity) == (order.iteration, cause.identity):
@@ -106,7 +107,7 @@ class OpenFreeze:
         return True
 
     def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
-        """Return whether nothing is awaited any more of the ranks that go on."""
+        """Return whether no more steps are awaited from the ranks that are still running."""
         if now_s < self.earliest_s:
             return False
         late = [each for each in ranks if each.iteration < self.last_iteration]
@@ -124,18 +125,20 @@ class PastFreeze:
 
 
 def make_job_freeze(record: FreezeRecord) -> JobFreeze:
-    """Return what other agents are to know of a freeze."""
+    """Return what other agents need to know of a freeze."""
     return JobFreeze(record.job_id, record.attempt, record.iteration, record.causes[0])
 
 
 def select_rings(rings: Sequence[StepRing], attempt: int) -> list[StepRing]:
-    """Return the rings with steps of an attempt by rank; of a rank's sessions the newest one."""
+    """Return the rings with steps of an attempt, sorted by rank; if a rank has several sessions,
+    only the ring of the newest one.
+    """
     own = [ring for ring in rings if ring.session.request.attempt == attempt and len(ring)]
     return [each for _, each in sorted({ring.session.request.rank: ring for ring in own}.items())]
 
 
 def take_rings(rings: Sequence[StepRing]) -> list[FrozenRing]:
-    """Return what the rings have; the caller holds their lock."""
+    """Return the content of the rings; the caller holds their lock."""
     return [
         FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps), ring.list_tensors())
         for ring in rings
@@ -148,7 +151,9 @@ def describe_rings(
     sessions: Iterable[RankSession],
     reach: FreezeReach,
 ) -> FreezeRecord:
-    """Return a record with the ranks of these rings, and the ranks that are missing."""
+    """Return the record with the ranks that these rings belong to, and with the ranks that are
+    missing.
+    """
     ranks = tuple(map(_describe_ring, rings))
     known = {each.rank for each in ranks}
     missing = {
@@ -174,7 +179,7 @@ def describe_rings(
 
 
 def list_notes(record: FreezeRecord) -> tuple[str, ...]:
-    """Return what people who asked for a freeze should know besides its tree."""
+    """Return notes, besides the tree, for the person who asked for the freeze."""
     reached = f"frozen by {record.frozen_agents} of the {record.agents} agents of the job"
     absent = map(describe_absence, join_missing_ranks(record.missing))
     return (*((reached,) if record.agents > 1 else ()), *absent)
@@ -199,7 +204,9 @@ def _describe_ring(ring: StepRing) -> FrozenRank:
 
 
 def explain_absence(session: RankSession, *, was_frozen: bool = False) -> str:
-    """Return why there is no step of a session; `was_frozen` tells that it had sent some."""
+    """Return why a session has no step; `was_frozen` says that its steps are in an
+    earlier freeze.
+    """
     status = session.status()
     if not session.plan.black_box.steps:
         return "its plan has no black box"
@@ -232,7 +239,7 @@ def make_fault_cause(rank: int, notice: FaultNotice, now_us: int) -> FrozenCause
 
 
 def make_loss_cause(ring: StepRing, now_us: int) -> FrozenCause:
-    """Return the cause of a rank that is gone."""
+    """Return the cause for a rank whose process is gone."""
     status = ring.session.status()
     how = f" ({status.ended_by})" if status.ended_by else ""
     text = (
@@ -243,7 +250,7 @@ def make_loss_cause(ring: StepRing, now_us: int) -> FrozenCause:
 
 
 def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCause:
-    """Return the cause of a rank that makes no step."""
+    """Return the cause for a rank that makes no steps."""
     rank = ring.session.request.rank
     text = (
         f"rank {rank} has come no further for {since_s:.0f} s, after iteration "
@@ -253,27 +260,29 @@ def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCau
 
 
 REPORTED_S = 60.0
-"""Time for which a freeze is reported: a coordinator that restarts hands it on afterwards."""
+"""Seconds for which a freeze is reported again, so that a coordinator that restarts in this time
+can relay it.
+"""
 MAX_RELAYED = 256
-"""Freezes of the coordinator that are remembered."""
+"""Largest number of relayed freezes that are remembered."""
 
 FreezeKey = tuple[str, int, int]
-"""Job, attempt and iteration."""
+"""Job id, attempt and iteration of a freeze."""
 
 
 class RecentFreezes:
-    """The freezes of one agent; safe to use from several threads."""
+    """Freezes that one agent reports or has received; safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._own: dict[FreezeKey, tuple[JobFreeze, float]] = {}
-        """With the time until which it is reported."""
+        """Freezes of this agent, each with the time until which it is reported."""
         self._seen: dict[FreezeKey, RelayedFreeze] = {}
-        """What the coordinator said last of each freeze."""
+        """Freezes that the coordinator relayed, each as it was in the latest answer."""
 
     def add(self, freeze: JobFreeze, *, age_s: float = 0.0) -> None:
-        """Add a freeze that began so long ago; with the same key it replaces an earlier one."""
+        """Add a freeze that began `age_s` seconds ago; it replaces a freeze with the same key."""
         until_s = self._clock() + REPORTED_S - max(0.0, age_s)
         with self._lock:
             self._forget_old()
@@ -285,7 +294,7 @@ class RecentFreezes:
             self._own.pop(key, None)
 
     def list_reported(self) -> tuple[JobFreeze, ...]:
-        """Return the freezes to be reported now."""
+        """Return the freezes that the next report contains."""
         with self._lock:
             self._forget_old()
             return tuple(freeze for freeze, _ in self._own.values())
@@ -295,8 +304,8 @@ class RecentFreezes:
         self._own = {key: own for key, own in self._own.items() if own[1] > now_s}
 
     def note_relayed(self, relayed: RelayedFreeze) -> tuple[bool, list[FrozenCause]]:
-        """Note a freeze of the coordinator; return whether it was not seen before, and which of its
-        later causes were not.
+        """Remember a freeze that the coordinator relays. Return whether it is new, and those of its
+        later causes that are new.
         """
         key = relayed.freeze.key
         with self._lock:
@@ -308,7 +317,9 @@ class RecentFreezes:
         return before is None, [e for e in relayed.later_causes if e.identity not in known]
 
     def find_reach(self, key: FreezeKey) -> FreezeReach:
-        """Return how far a freeze had come when the coordinator said so last."""
+        """Return how far a freeze had spread among agents according to the coordinator's latest
+        answer.
+        """
         with self._lock:
             seen = self._seen.get(key)
         return FreezeReach() if seen is None else seen.reach

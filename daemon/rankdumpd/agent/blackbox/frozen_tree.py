@@ -1,11 +1,12 @@
-"""Writer of frozen trees: the raw file of a freeze becomes an ordinary tree with one table and one
-manifest for each iteration of each rank, with the fingerprints of some tensors and the files of
-others, and the record of the freeze, which is written last.
+"""Writer of frozen trees. The raw file of a freeze becomes an ordinary tree: one table and one
+manifest for each iteration of each rank, fingerprints of some tensors, files of others, and the
+record of the freeze, which is written last.
 
-A tree is at `blackbox/{iteration}` below the root of the dump, or at `blackbox/{iteration}.{n}`
-where that is of another job, attempt or freeze. Nothing of it is in the ledger, so retention never
-removes it. Writing may be repeated from the beginning at any time. Raw files wait until they are
-written, those that an earlier process left as well; a damaged one is set aside.
+A tree is at `blackbox/{iteration}` below the root of the dump, or at `blackbox/{iteration}.{n}` if
+that folder belongs to another job, attempt or freeze. The ledger has no rows of a frozen tree, so
+retention never removes it. Writing may be repeated from the beginning at any time. Raw files wait
+until their tree is written, including those that an earlier process left; a damaged one is set
+aside.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from rankdumpd.agent.storage.tree import DumpTree
 CLAIM_NAME = "black_box_owner"
 MAX_NUMBERED_TREES = 1024
 _ITEM_BYTES = 4096
-"""Blocks that files and folders occupy at least on most disks."""
+"""Bytes that each file or folder occupies at least on most disks."""
 
 
 def make_frozen_plan(plan: DumpPlan, root: str) -> DumpPlan:
@@ -94,7 +95,7 @@ def make_frozen_plan(plan: DumpPlan, root: str) -> DumpPlan:
 
 
 def measure_frozen_trees(root: Path) -> int:
-    """Return about how many bytes the frozen trees beside a dump occupy."""
+    """Return the approximate number of bytes that the frozen trees beside a dump occupy."""
     total = 0
     for folder, folders, files in os.walk(root / BLACK_BOX_FOLDER):
         total += _ITEM_BYTES * len(folders)
@@ -108,7 +109,7 @@ def measure_frozen_trees(root: Path) -> int:
 
 
 class FrozenTreeWriter:
-    """Writes the trees of one agent; for one thread."""
+    """Writes the frozen trees of one agent; for one thread."""
 
     def __init__(
         self,
@@ -119,16 +120,17 @@ class FrozenTreeWriter:
         is_stopping: Callable[[], bool],
         now_us: Callable[[], int],
     ) -> None:
-        """`agent` tells agents of one host apart; writing ends early when `is_stopping`.
+        """`agent` tells agents of the same host apart; writing ends early when `is_stopping`
+        returns true.
 
-        `find_shortage` returns why a disk has no room for so many bytes of a job.
+        `find_shortage` returns why the disk has no room for a number of bytes of a job.
         """
         self._name = make_record_name(host, agent)
         self._find_shortage, self._is_stopping = find_shortage, is_stopping
         self._now_us = now_us
 
     def write(self, path: Path) -> tuple[FreezeRecord, str] | None:
-        """Write the tree of a raw file; return its record and root, None when the agent stops.
+        """Write the tree of a raw file; return its record and root, or None when the agent stops.
 
         CorruptedError when the file is damaged, OSError when the disk fails or has no room.
         """
@@ -153,7 +155,9 @@ class FrozenTreeWriter:
         return done, str(tree.root)
 
     def is_written(self, job_id: str, attempt: int, iteration: int, plan: DumpPlan) -> bool:
-        """Return whether this agent has a complete tree of that freeze of a job with that plan."""
+        """Return whether this agent has written the complete tree of that freeze for a job with
+        this plan.
+        """
         for root in _list_roots(plan, iteration):
             tree = _open_tree(make_frozen_plan(plan, root))
             if not tree.has(STATE_FOLDER, CLAIM_NAME):
@@ -168,8 +172,8 @@ class FrozenTreeWriter:
         return False
 
     def _check_room(self, record: FreezeRecord, plan: DumpPlan, raw_bytes: int) -> None:
-        """Raise OSError where the disk of the tree has no room for the rows and the tensors of a
-        raw file.
+        """Raise an OSError where the disk of the tree has no room for the rows and tensors of a raw
+        file.
         """
         tensor_bytes = min(sum(rank.tensor_bytes for rank in record.ranks), raw_bytes)
         rows = (raw_bytes - tensor_bytes) // PULSE_ROW.itemsize
@@ -189,26 +193,27 @@ class FrozenTreeWriter:
         raise CorruptedError(f"{MAX_NUMBERED_TREES} frozen trees of one iteration exist already")
 
     def _is_own(self, tree: DumpTree, record: FreezeRecord) -> bool:
-        """Return whether a tree has no record of this agent, or that of the same freeze."""
+        """Return whether a tree has no record of this agent, or the record of the same freeze."""
         if not tree.has(STATE_FOLDER, self._name):
             return True
         try:
             known = parse_freeze_record(tree.read(STATE_FOLDER, self._name))
         except CorruptedError:
             return False
-        # A worker that was removed may have frozen other ranks in the same microsecond.
+        # Another worker, which was removed since, may have frozen other ranks in the same
+        # microsecond.
         sessions = ([each.session_id for each in ranks] for ranks in (known.ranks, record.ranks))
         return known.frozen_us == record.frozen_us and next(sessions) == next(sessions)
 
     def _write_rank(
         self, record: FreezeRecord, rank: FrozenRank, ring: RawRing, plan: DumpPlan
     ) -> tuple[FrozenStep, ...] | None:
-        """Write the iterations of a rank; None when the agent stops."""
+        """Write the iterations of a rank and return their summaries; None when the agent stops."""
         request = dataclasses.replace(ring.request, plan_json=plan_to_json(plan))
         session = RankSession(request, plan)
         tables = session.storage.tables
         assert tables is not None
-        # An agent that was killed may have written some of the rows.
+        # An agent that was killed may have written some of these rows already.
         tables.expect_existing_rows()
         prepare_tree(session, request, self._now_us())
         try:
@@ -229,7 +234,7 @@ class FrozenTreeWriter:
 
 
 def _list_roots(plan: DumpPlan, iteration: int) -> Iterator[str]:
-    """Yield the folders that the tree of an iteration may be in, the usual one first."""
+    """Yield the folders that may have the tree of an iteration, the usual one first."""
     first = f"{plan.output.root}/{BLACK_BOX_FOLDER}/{iteration}"
     yield first
     yield from (f"{first}.{number}" for number in range(1, MAX_NUMBERED_TREES))
@@ -252,7 +257,7 @@ def _write_step(
     kinds: Sequence[TensorKind],
     stamps: Sequence[int],
 ) -> None:
-    """Write the table, the tensors and the manifest of an iteration, unless it has its manifest."""
+    """Write the table, the tensors and the manifest of an iteration, unless its manifest exists."""
     request, storage = session.request, session.storage
     tree, layout = storage.tree, storage.layout
     folder = layout.rank_folder(request.rank)
@@ -263,7 +268,7 @@ def _write_step(
     measured = len(stamps) - len(placed.others)
     rows = list(iter_table_rows(state, details, kinds, stamps[:measured]))
     if rows and storage.tables is not None:
-        # By folder: rows of several graphs or models alternate.
+        # Sorted by folder, because rows of several graphs or models alternate.
         texts = storage.table_format.format_statistics(rows, state.iteration)
         storage.tables.add(sorted(texts, key=lambda row: row.table.path))
     records = [make_row_record(kind, at_us, has_member=False) for kind, at_us, _ in rows]
@@ -312,7 +317,7 @@ def _make_status(
 def _close_session(
     session: RankSession, record: FreezeRecord, rank: FrozenRank, now_us: int
 ) -> None:
-    """Write how the session ended, as far as its frozen tree goes."""
+    """Write how the session ended, as far as its frozen tree covers it."""
     note = f"frozen at iteration {record.iteration}: {record.causes[0].text}"
     session.close_by_rank(SessionEnd(rank.held_steps, (note,)))
     closed = session.make_tree_session(now_us)
@@ -325,10 +330,10 @@ def _close_session(
 
 
 class PlacedTensors(NamedTuple):
-    """The tensors in full of a step."""
+    """The full tensors of a step."""
 
     measured: dict[int, StepTensor]
-    """Those that have a row in the step, by its number."""
+    """Tensors that have a row in the step, by the number of that row."""
     others: list[StepTensor]
 
     def __len__(self) -> int:
@@ -338,7 +343,9 @@ class PlacedTensors(NamedTuple):
 def place_tensors(
     state: StepState, kinds: Sequence[TensorKind], tensors: Sequence[StepTensor]
 ) -> PlacedTensors:
-    """Return the tensors by their rows; one whose row is that of another kind has none."""
+    """Assign full tensors to the rows of their step; a tensor whose row has another
+    kind gets none.
+    """
     numbers = cast("list[int]", read_pulses(state)["kind"].tolist())
     placed = PlacedTensors({}, [])
     for tensor in tensors:
@@ -354,16 +361,16 @@ def place_tensors(
 def write_tensors(
     session: RankSession, tensors: Sequence[StepTensor], timestamps_us: Sequence[int]
 ) -> list[ManifestRecord]:
-    """Write the files of the tensors of a step, unless they exist; return their records.
+    """Write the files of a step's tensors, unless they exist; return their records.
 
-    OSError when one cannot be written.
+    OSError when a file cannot be written.
     """
     storage = session.storage
     received = [
         examine_record(_make_received(session, tensor, at_us), None)
         for tensor, at_us in zip(tensors, timestamps_us, strict=True)
     ]
-    # In no order.
+    # Found by time stamp, because the writer returns outcomes in any order.
     outcomes = {each.head.timestamp_us: each for each in storage.writer.write(received)}
     for outcome in outcomes.values():
         if outcome.status is RecordStatus.DROPPED:
@@ -380,7 +387,7 @@ def _make_received(session: RankSession, tensor: StepTensor, timestamp_us: int) 
     model = session.plan.output.net_name or kind.model or UNNAMED_MODEL
     named = kind._replace(model=model)
     head = RecordHead(named, tensor.iteration, timestamp_us, request.rank)
-    # Times differ between all tensors of a rank, as numbers of frames do.
+    # The time stamp serves as frame number, because both differ between all tensors of a rank.
     frame_id = FrameId(request.session_id, timestamp_us)
     return ReceivedRecord(frame_id, head, memoryview(tensor.data))
 
@@ -402,7 +409,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WrittenFreeze:
-    """A freeze whose tree is written, and those who wait for it."""
+    """A freeze whose tree is written, with the requests that wait for it."""
 
     record: FreezeRecord
     root: str
@@ -411,7 +418,7 @@ class WrittenFreeze:
 
 @dataclass(slots=True)
 class _WaitingFile:
-    """A raw file, and why it could not be written when it was tried last."""
+    """A raw file, with the reason why the last attempt to write its tree failed."""
 
     orders: list[FreezeOrder] = field(default_factory=list[FreezeOrder])
     due_s: float = 0.0
@@ -419,7 +426,9 @@ class _WaitingFile:
 
 
 class RawBacklog:
-    """The raw files that wait; `findings` may be called from other threads."""
+    """The raw files whose trees are not written yet; `findings` may be called from
+    other threads.
+    """
 
     def __init__(
         self, raw: RawFreezeFolder, writer: FrozenTreeWriter, clock: Callable[[], float]
@@ -429,29 +438,29 @@ class RawBacklog:
         self._damaged: list[str] = []
 
     def find_left(self) -> list[FreezeRecord]:
-        """Find the files that an earlier process left; return the records that can be read."""
+        """Find the raw files that an earlier process left; return the records that can be read."""
         records: list[FreezeRecord] = []
-        # One that cannot be removed harms nothing.
+        # A draft that cannot be removed does no harm.
         with contextlib.suppress(OSError):
             self._raw.remove_drafts()
         for path in self._raw.list_files():
             self._waiting.setdefault(path, _WaitingFile())
-            # What is wrong with a file is said when it is written.
+            # A damaged file is reported when its tree is written.
             with contextlib.suppress(OSError, CorruptedError), path.open("rb") as file:
                 records.append(read_raw_record(file))
         return records
 
     def add(self, path: Path, orders: Sequence[FreezeOrder]) -> None:
-        """Add a file of this process."""
+        """Add a raw file of this process."""
         self._waiting[path] = _WaitingFile(list(orders))
 
     def findings(self) -> list[str]:
-        """Return which frozen trees are not written, a sentence each."""
+        """Return a sentence for each frozen tree that is not written."""
         late = [each.problem for each in list(self._waiting.values()) if each.problem]
         return [*self._damaged, *late]
 
     def write_due(self) -> Iterator[WrittenFreeze]:
-        """Write the trees that can be written now, and yield each."""
+        """Write the trees that can be written now, and yield each of them."""
         for path, waiting in list(self._waiting.items()):
             if waiting.due_s > self._clock():
                 continue

@@ -1,8 +1,8 @@
-"""Pulses of a step as rows of a table of statistics, and their summary. Pure.
+"""Pulses of a step, converted to rows of a table of statistics, and the summary of a step. Pure.
 
-Pulses have the extremes and squares of finite elements only. A table has the statistics of all
-elements, so a NaN or an infinity there makes them NaN or infinite, as `_core.statistics` says.
-Columns that only tensors with details have are empty for the others.
+A pulse has the extremes and the sum of squares of finite elements only. A table has the statistics
+of all elements, where a NaN or an infinity makes the result NaN or infinite, as `_core.statistics`
+defines it. Columns that need details are empty for tensors without details.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ _PULSE_STATISTICS = (
 )
 _DETAIL_STATISTICS = ("avg", "negative zero count", "positive zero count", "zero count")
 FROZEN_STATISTICS = (*_PULSE_STATISTICS, *_DETAIL_STATISTICS)
-"""Statistics in the tables of a frozen tree."""
+"""Columns of the tables in a frozen tree."""
 PulseRows: TypeAlias = "np.ndarray[Any, np.dtype[np.void]]"
 PulseTuple: TypeAlias = "tuple[int, float, float, float, int, int, int]"
-"""The fields of `PULSE_ROW`."""
+"""The fields of `PULSE_ROW`, in their order."""
 
 
 def read_pulses(state: StepState) -> PulseRows:
-    """Return the pulses of a step, without copying them."""
+    """Return the pulses of a step as an array that shares their memory."""
     return np.frombuffer(state.rows, PULSE_ROW)
 
 
 class TensorDetail(NamedTuple):
-    """What a step has of a tensor beside its pulse: the fields of `DETAIL_ROW`."""
+    """Values of a tensor beyond its pulse, which only some tensors of a step have: the fields of
+    `DETAIL_ROW`.
+    """
 
     total: float
     positives: int
@@ -55,13 +57,13 @@ class TensorDetail(NamedTuple):
 
 
 def read_details(state: StepState) -> dict[int, TensorDetail]:
-    """Return the details of a step by the number of their row, which rise."""
+    """Return the details of a step by row number, in rising order."""
     found = np.frombuffer(state.details, DETAIL_ROW).tolist()
     return {row: TensorDetail(*rest) for row, *rest in cast("list[tuple[Any, ...]]", found)}
 
 
 def list_timestamps(state: StepState, after_us: int, more: int = 0) -> range:
-    """Return a time for each row, and for so many tensors more, which rises from one to the next;
+    """Return a time stamp for each row of a step and for `more` tensors; time stamps increase, and
     all are above `after_us`.
     """
     first = max(after_us + 1, state.started_us)
@@ -74,7 +76,7 @@ def iter_table_rows(
     kinds: Sequence[TensorKind],
     timestamps_us: Sequence[int],
 ) -> Iterator[StatisticRow]:
-    """Yield the rows of a table with `FROZEN_STATISTICS`."""
+    """Yield the rows of a table with the columns of `FROZEN_STATISTICS`."""
     whole, short = map(make_statistics_form, (FROZEN_STATISTICS, _PULSE_STATISTICS))
     blanks = "," * len(_DETAIL_STATISTICS)
     pulses = _list_tuples(read_pulses(state))
@@ -131,7 +133,9 @@ def summarize_step(
     timestamps_us: Sequence[int],
     full_tensors: int = 0,
 ) -> FrozenStep:
-    """Return what the record of a freeze has of a step with so many tensors in full."""
+    """Return the summary of a step for the record of a freeze; `full_tensors` is the number of the
+    step's full tensors.
+    """
     pulses = read_pulses(state)
     bad = _find_nonfinite(pulses)
     gradients = [_is_gradient(kinds[pulse[0]]) for pulse in _list_tuples(pulses)]
@@ -188,12 +192,12 @@ def _describe_first(
 
 
 def _is_gradient(kind: TensorKind) -> bool:
-    """Return whether a kind is that of the gradient of a parameter."""
+    """Return whether a kind belongs to the gradient of a parameter."""
     return kind.op_type == PARAMETER_OP_TYPE and kind.op_name.startswith(GRADIENTS_PREFIX)
 
 
 def _measure_norm(pulses: PulseRows) -> str:
-    """Return the norm of some tensors together; empty without any."""
+    """Return the norm of several tensors together; empty if there are none."""
     if not len(pulses):
         return ""
     if pulses["nan"].any():

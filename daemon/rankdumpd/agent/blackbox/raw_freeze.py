@@ -1,9 +1,11 @@
-"""Raw files of freezes in the state folder of an agent: what the rings had, until it is in a tree.
+"""Raw files of freezes in the state folder of an agent: they keep the content of the rings until it
+is in a tree.
 
-A file is written under a hidden name, synced and renamed, so that an agent that is killed writes
-the tree after its restart. It has a first line, then pieces with their length in four bytes: the
-record of the freeze, and for each of its ranks the request of the session, a step without rows
-that has all kinds of tensors, and the steps, each followed by its tensors in full.
+A file is written under a hidden name, synced and renamed, so that an agent that is killed can write
+the tree after its restart. The file has a header line, then pieces that are each preceded by their
+length in four bytes: the record of the freeze, and for each of its ranks the request of the
+session, a step without rows that has all kinds of tensors, and the steps, each followed by its full
+tensors.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _FOLDER_MODE = 0o750
 
 @dataclass(frozen=True, slots=True)
 class FrozenRing:
-    """The ring of one rank, as it was frozen."""
+    """The ring of one rank at the time of the freeze."""
 
     request: SessionRequest
     kinds: tuple[bytes, ...]
@@ -57,11 +59,11 @@ class FrozenRing:
     tensors: Mapping[int, tuple[StepTensor, ...]] = field(
         default_factory=dict[int, tuple[StepTensor, ...]]
     )
-    """Tensors in full, by the iteration of their step."""
+    """Full tensors by the iteration of their step."""
 
 
 class RawStep(NamedTuple):
-    """A step with its tensors in full, read back from a raw file."""
+    """A step with its full tensors, as read from a raw file."""
 
     state: StepState
     tensors: tuple[StepTensor, ...]
@@ -69,16 +71,16 @@ class RawStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RawRing:
-    """The ring of one rank, read back from a raw file."""
+    """The ring of one rank, as read from a raw file."""
 
     request: SessionRequest
     kinds: tuple[TensorKind, ...]
     steps: Iterator[RawStep]
-    """To be read to its end before the next ring."""
+    """Steps, which must be read to the end before the next ring is read."""
 
 
 class RawFreezeFolder:
-    """The folder of raw files; for one thread."""
+    """The folder of an agent's raw files; for one thread."""
 
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir / "blackbox"
@@ -86,12 +88,14 @@ class RawFreezeFolder:
     def write(
         self, record: FreezeRecord, rings: Iterable[FrozenRing], before: Path | None = None
     ) -> Path:
-        """Write the file of a freeze, in the place of the one that it has; return its path.
+        """Write the raw file of a freeze, replacing the file `before` if it has one; return its
+        path.
 
-        The rings are in the order of the record's ranks.
+        `rings` are in the order of the ranks in the record.
         """
         self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        # Nothing in a record names one freeze alone: workers of an agent adopt files of others.
+        # The name is random, because nothing in a record identifies a freeze among those of all
+        # workers, and a worker adopts files of others.
         path = before or self.folder / f"{secrets.token_hex(8)}{RAW_SUFFIX}"
         temporary = path.with_suffix(".tmp")
         try:
@@ -111,25 +115,25 @@ class RawFreezeFolder:
         return path
 
     def list_files(self) -> list[Path]:
-        """Return the files that are left, the oldest first."""
+        """Return the raw files in the folder, the oldest first."""
         if not self.folder.is_dir():
             return []
         found = self.folder.glob(f"*{RAW_SUFFIX}")
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
     def remove_drafts(self) -> None:
-        """Remove what an agent that was killed had not written to its end."""
+        """Remove incomplete files of an agent that was killed."""
         for path in self.folder.glob("*.tmp"):
             path.unlink(missing_ok=True)
 
     def adopt(self, path: Path) -> None:
-        """Move a file of another agent process here, in the same state folder."""
+        """Move a raw file here from another agent process with the same state folder."""
         self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         path.replace(self.folder / path.name)
         self._sync()
 
     def remove(self, path: Path) -> None:
-        """Remove a file whose tree is written."""
+        """Remove a raw file whose tree is written."""
         path.unlink(missing_ok=True)
         self._sync()
 
@@ -157,14 +161,16 @@ def _list_pieces(record: FreezeRecord, rings: Iterable[FrozenRing]) -> Iterator[
 
 
 def read_raw_record(file: BinaryIO) -> FreezeRecord:
-    """Read the record from the beginning of a file; CorruptedError when it is damaged."""
+    """Read the record at the beginning of a raw file; CorruptedError when the file is damaged."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise CorruptedError("not a raw file of a freeze")
     return parse_freeze_record(_read_piece(file))
 
 
 def read_raw_ring(file: BinaryIO, step_count: int) -> RawRing:
-    """Read the next ring, its steps on demand; CorruptedError when the file is damaged."""
+    """Return the next ring of a raw file, whose steps are read on demand; CorruptedError when the
+    file is damaged.
+    """
     with _explain_damage():
         request = session_request_from_wire(
             agent_pb2.OpenSessionRequest.FromString(_read_piece(file))

@@ -1,9 +1,9 @@
-"""Rings of the latest steps of ranks, in the memory of the agent: they outlive the process of the
-rank, whether it ends, hangs or is killed.
+"""Rings with the latest steps of ranks, in the memory of the agent, so that they remain when the
+process of the rank ends, hangs or is killed.
 
-All rings together stay within what the agent's other parts leave of its memory: beyond that, the
-oldest tensors in full of all ranks are dropped, then their oldest steps, and both are counted. The
-plan of a session allows its ring so many bytes of tensors in full: the oldest ones leave first, and
+All rings together stay within the memory that the other parts of the agent leave. Beyond it, the
+oldest full tensors of all ranks are dropped, then their oldest steps, and both are counted. The
+plan of a session limits the bytes of full tensors in its ring: the oldest ones are removed first,
 those about a fault after all others.
 """
 
@@ -35,16 +35,16 @@ from rankdumpd.agent.blackbox.freeze_decision import MIN_INTERVALS
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_KINDS_BYTES = 32 << 20
-"""Of one session; a kind of the usual length has some 120 bytes."""
+"""Largest size of all kinds of one session; a kind of the usual length has some 120 bytes."""
 _CALLS_BYTES = 256
-"""Of what a step has of one group, without its members."""
+"""Memory of the calls of one process group in a step, without its members."""
 _STEP_BYTES = 512
 """Memory of a step besides its rows and texts."""
 _MAX_INTERVALS = 64
 
 
 def count_trailing_zeros(iteration: int) -> int:
-    """Return the zero bits at the end of a number; of 0 more than any other has.
+    """Return the number of trailing zero bits of a number; for 0 more than any other number has.
 
     >>> count_trailing_zeros(12), count_trailing_zeros(7), count_trailing_zeros(0)
     (2, 0, 64)
@@ -53,7 +53,7 @@ def count_trailing_zeros(iteration: int) -> int:
 
 
 def compute_step_bytes(state: StepState) -> int:
-    """Return about how much memory a step takes."""
+    """Return the approximate bytes of memory that a step takes."""
     cause = state.cause
     texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks, *state.notes)
     members = sum(len(calls.ranks) for calls in state.calls)
@@ -68,63 +68,70 @@ def compute_step_bytes(state: StepState) -> int:
 
 
 def count_tensors(state: StepState) -> int:
-    """Return how many tensors a step has come past."""
+    """Return the number of tensors that a rank has passed in a step."""
     return len(state.rows) // PULSE_ROW.itemsize + state.skipped
 
 
 class StepRing:
-    """The latest steps of one session, by iteration; `StepRings` guards it with a lock."""
+    """The latest steps of one session, by iteration; protected by the lock of `StepRings`."""
 
     def __init__(self, session: RankSession) -> None:
         self.session = session
         self.kinds: list[bytes] = []
-        """Serialised kinds of tensors, which the rows of the steps refer to by number."""
+        """Serialised kinds of tensors; rows of the steps refer to them by their position."""
         self._step_bytes = 0
-        """Of the steps and kinds."""
+        """Bytes of the steps and kinds."""
         max_bytes = session.plan.black_box.tensor_bytes
         self.tensors, self._assembler = HeldTensors(max_bytes), StepTensorAssembler(max_bytes)
         self.dropped_tensors = 0
-        """Tensors in full that were dropped for want of memory, that came after their step, or that
-        did not come to their end."""
+        """Full tensors that were dropped because memory was short, because they arrived after their
+        step was removed, or because they never arrived completely.
+        """
         self.finished_steps = 0
         """Steps that have ended since the session began."""
         self.dropped_steps = 0
         """Steps that were dropped because memory was short."""
         self.newest_iteration = 0
         self.finished_iteration = -1
-        """Highest one that has ended."""
+        """Highest iteration that the rank has ended; -1 for none."""
         self.finished_s = 0.0
-        """When the last finished step arrived."""
+        """Time at which the last finished step arrived."""
         self.active_s = 0.0
-        """When a step last arrived that had come further, or a frame was acknowledged."""
+        """Time of the rank's last progress: when a step with more tensors arrived, or a frame was
+        acknowledged.
+        """
         self._acknowledged = 0
-        """Number of the last frame that was, when `note_frames` was last called."""
+        """Highest acknowledged sequence number at the last call of `note_frames`."""
         self.longest_pause_s = 0.0
-        """Longest time after which one arrived, since there is a median."""
+        """Longest time without progress that was followed by progress, since there is a median step
+        time.
+        """
         self._steps: dict[int, tuple[int, StepState]] = {}
-        """With the number of each arrival, the oldest first."""
+        """Steps by iteration, the oldest first, each with the number of its arrival."""
         self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
         self._ended_us = 0
-        """When the last finished step ended, by the clock of its rank: several arrive together."""
+        """Time at which the last finished step ended, by the clock of its rank, because several
+        steps may arrive together.
+        """
         self._compared = -1
-        """Iteration of the step that is to be compared with those of other ranks; -1 for none."""
+        """Iteration of the step that is compared with those of other ranks next; -1 for none."""
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
     def byte_count(self) -> int:
-        """Memory of the ring."""
+        """Bytes of memory that the ring takes."""
         return self._step_bytes + self.tensors.byte_count + self._assembler.byte_count
 
     @property
     def steps(self) -> list[StepState]:
-        """The steps, the oldest first."""
+        """All steps in the ring, the oldest first."""
         return [state for _, state in self._steps.values()]
 
     @property
     def row_count(self) -> int:
-        """Rows of all steps."""
+        """Number of rows in all steps."""
         row_bytes = sum(len(state.rows) for _, state in self._steps.values())
         return row_bytes // PULSE_ROW.itemsize
 
@@ -135,31 +142,33 @@ class StepRing:
 
     @property
     def median_step_s(self) -> float:
-        """Median of the times between finished steps; 0 until two have arrived."""
+        """Median time between finished steps; 0 until two have arrived."""
         return statistics.median(self._intervals_s) if self._intervals_s else 0.0
 
     @property
     def interval_count(self) -> int:
-        """Times between finished steps that the median is made of."""
+        """Number of intervals between finished steps that the median is computed from."""
         return len(self._intervals_s)
 
     def list_tensors(self) -> dict[int, tuple[StepTensor, ...]]:
-        """Return the tensors in full of each step that has any."""
+        """Return the full tensors of each step that has any, by iteration."""
         listed = {iteration: self.tensors.list_step(iteration) for iteration in self._steps}
         return {iteration: tensors for iteration, tensors in listed.items() if tensors}
 
     def pop_compared_step(self) -> StepState | None:
-        """Return one of the steps that have ended since the last call; None without any.
+        """Return one of the steps that have ended since the last call; None if none has.
 
-        It is the one whose iteration has most zero bits at its end, so that agents of a job, who
-        look at different times, return steps of the same iterations.
+        It is the step whose iteration has most trailing zero bits. Agents of a job look at
+        different times, and with this rule they return steps of the same iterations.
         """
         iteration, self._compared = self._compared, -1
         held = self._steps.get(iteration)
         return held[1] if held else None
 
     def add_kinds(self, first: int, kinds: Sequence[bytes]) -> None:
-        """Add kinds from a number on; ProtocolError when one of them was another before."""
+        """Add kinds from the position `first` on; ProtocolError when a position has another kind
+        already.
+        """
         known = self.kinds[first : first + len(kinds)]
         for number, (before, now) in enumerate(zip(known, kinds, strict=False), first):
             if before != now:
@@ -174,11 +183,13 @@ class StepRing:
         self._step_bytes += size
 
     def put(self, state: StepState, number: int, now_s: float) -> None:
-        """Add a step, in the place of an earlier one of its iteration; the oldest one leaves."""
+        """Add a step, which replaces an earlier state of its iteration; remove the oldest steps
+        beyond the plan's number.
+        """
         held = self._steps.get(state.iteration)
         before = held[1] if held else None
         if state.unfinished and before is not None and not before.unfinished:
-            # Another thread of the rank sent it.
+            # Another thread of the rank sent the state, so an older state may arrive later.
             return
         if before is None or count_tensors(before) < count_tensors(state) or not state.unfinished:
             if self.interval_count >= MIN_INTERVALS:
@@ -195,18 +206,18 @@ class StepRing:
             self._remove(next(iter(self._steps)))
 
     def note_frames(self, acknowledged: int, now_s: float) -> None:
-        """Count a rank whose frames are still being committed as one that comes further: it may
-        wait for the agent, or deliver the rest before it ends its session.
+        """Count progress for a rank whose frames are still being committed: it may wait for the
+        agent, or deliver the rest before it ends its session.
         """
         if acknowledged > self._acknowledged:
             self._acknowledged, self.active_s = acknowledged, now_s
 
     def feed_tensor(self, message: agent_pb2.StepTensor, number: int) -> None:
-        """Take a piece of a tensor, and keep the tensor that it completes.
+        """Take a piece of a full tensor, and keep the tensor once it is complete.
 
-        ProtocolError when the piece contradicts itself, or those before it.
+        ProtocolError when the piece contradicts itself or the pieces before it.
         """
-        # The stream that brought its beginning has ended.
+        # The stream that sent the beginning of the tensor has ended.
         self.dropped_tensors += not message.begin and self._assembler.byte_count > 0
         tensor = self._assembler.feed(message)
         if tensor is None:
@@ -217,19 +228,21 @@ class StepRing:
             self.dropped_tensors += 1
 
     def end_tensor(self) -> None:
-        """Give up the tensor that did not come to its end: its session has ended."""
+        """Drop the tensor that is incomplete, because its session has ended."""
         if self._assembler.byte_count:
             self._assembler.skip()
             self.dropped_tensors += 1
 
     @property
     def oldest_tensor(self) -> tuple[bool, float] | None:
-        """What orders the tensor that leaves next among those of all rings; None without any."""
+        """Sort key of the full tensor that is dropped next, comparable between rings; None without
+        tensors.
+        """
         arriving = (True, math.inf) if self._assembler.byte_count else None
         return self.tensors.oldest or arriving
 
     def drop_oldest_tensor(self) -> None:
-        """Drop the tensor that leaves next, for want of memory."""
+        """Drop the tensor with the lowest sort key, because memory is short."""
         if len(self.tensors):
             self.tensors.drop_oldest()
         else:
@@ -247,13 +260,13 @@ class StepRing:
             self._compared = state.iteration
 
     def drop_oldest(self) -> None:
-        """Drop the oldest step, for want of memory."""
+        """Drop the oldest step, because memory is short."""
         self._remove(next(iter(self._steps)))
         self.dropped_steps += 1
 
     def forget(self, states: Iterable[StepState], tensors: int) -> int:
-        """Remove these steps, which were taken by a freeze with so many of their tensors; return
-        how many tensors came since, and are lost with their steps.
+        """Remove these steps, of which a freeze has taken `tensors` full tensors. Return how many
+        tensors arrived after that and are lost with their steps.
         """
         removed = 0
         for state in states:
@@ -265,7 +278,7 @@ class StepRing:
         return dropped
 
     def _remove(self, iteration: int) -> int:
-        """Remove a step; return how many tensors it had."""
+        """Remove a step; return how many full tensors it had."""
         held = self._steps.pop(iteration, None)
         if held is not None:
             self._step_bytes -= compute_step_bytes(held[1])
@@ -279,22 +292,25 @@ class StepRings:
         """`find_room` returns how many bytes all rings together may take now."""
         self._find_room, self._clock = find_room, clock
         self.lock = threading.RLock()
-        """Held by callers that read a ring."""
+        """Lock that callers hold while they read a ring."""
         self._rings: dict[str, StepRing] = {}
         self._arrivals = 0
         self.dropped_steps = 0
-        """Steps that were dropped for want of memory since the agent was started."""
+        """Number of steps that were dropped for lack of memory since the agent was started."""
         self.dropped_tensors = 0
-        """Tensors in full that were dropped since the agent was started."""
+        """Number of full tensors that were dropped since the agent was started."""
 
     def take_step(self, session: RankSession, message: agent_pb2.StepState) -> StepRing:
-        """Put a step into the ring of its session; ProtocolError when it contradicts itself."""
+        """Put a step into the ring of its session; ProtocolError when the step
+        contradicts itself.
+        """
         if not session.plan.black_box.steps:
             raise ProtocolError("a step arrived, and the plan of its session has no black box")
         with self.lock:
             ring = self._rings.setdefault(session.request.session_id, StepRing(session))
             known = len(ring.kinds)
-        # Without the lock: a message with thousands of kinds takes some milliseconds.
+        # Checked without the lock, because a message with thousands of kinds takes some
+        # milliseconds.
         check_new_kinds(message, known)
         for kind in message.new_kinds:
             kind_from_wire(kind)
@@ -308,8 +324,8 @@ class StepRings:
         return ring
 
     def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
-        """Put pieces of tensors into the ring of their session; ProtocolError when one contradicts
-        itself, or those before it.
+        """Put pieces of full tensors into the ring of their session; ProtocolError when a piece
+        contradicts itself or the pieces before it.
         """
         settings = session.plan.black_box
         if not settings.steps or not settings.tensor_bytes:
@@ -326,8 +342,8 @@ class StepRings:
         self.trim()
 
     def trim(self) -> None:
-        """Drop the oldest tensors, then the oldest steps, until all rings together fit into the
-        memory that is left.
+        """Drop the oldest full tensors, then the oldest steps, until all rings together fit into
+        the available memory.
         """
         room = self._find_room()
         with self.lock:
@@ -346,7 +362,9 @@ class StepRings:
                 used += oldest.byte_count
 
     def _find_oldest(self) -> StepRing | None:
-        """Return the ring with the tensor that leaves next, or with the step if none has any."""
+        """Return the ring with the tensor that is dropped next; if no ring has tensors, the ring
+        with the oldest step.
+        """
         kept = [(ring.oldest_tensor, ring) for ring in self._rings.values()]
         tensors = [(oldest, ring) for oldest, ring in kept if oldest is not None]
         if tensors:
@@ -359,14 +377,16 @@ class StepRings:
         return self._rings.get(session_id)
 
     def list_rings(self, job_id: str = "") -> list[StepRing]:
-        """Return the rings of a job, or of all jobs without an id."""
+        """Return the rings of a job; without an id the rings of all jobs."""
         with self.lock:
             return [
                 ring for ring in self._rings.values() if job_id in ("", ring.session.request.job_id)
             ]
 
     def pop_compared_steps(self) -> list[RankStep]:
-        """Return one step of each ring that had some end since the last call, if it has numbers."""
+        """Return one step with numbers of each ring in which steps have ended since the
+        last call.
+        """
         with self.lock:
             popped = [(ring, ring.pop_compared_step()) for ring in self._rings.values()]
         return [
@@ -376,60 +396,63 @@ class StepRings:
         ]
 
     def discard(self, session_id: str) -> None:
-        """Forget the ring of a session."""
+        """Remove the ring of a session."""
         with self.lock:
             self._rings.pop(session_id, None)
 
     @property
     def step_count(self) -> int:
-        """Steps in all rings."""
+        """Number of steps in all rings."""
         with self.lock:
             return sum(map(len, self._rings.values()))
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all rings."""
+        """Bytes of memory that all rings take."""
         with self.lock:
             return sum(ring.byte_count for ring in self._rings.values())
 
 
 def _make_rank_step(session: RankSession, state: StepState) -> RankStep:
     request, numbers = session.request, state.cause.numbers
-    # Sorted, so that all ranks of a job send the same ones.
+    # Sorted, so that all ranks of a job send the same names.
     names = sorted(numbers)[:MAX_STEP_NUMBERS]
     chosen = {name: numbers[name] for name in names}
     return RankStep(request.job_id, request.rank, request.attempt, state.iteration, chosen)
 
 
 class HeldTensors:
-    """The tensors of one session; `StepRings` guards them with a lock."""
+    """The full tensors of one session; protected by the lock of `StepRings`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.byte_count = 0
-        """With what each takes besides its elements."""
+        """Bytes of all tensors, including what each takes besides its elements."""
         self._ranked: dict[bool, dict[int, deque[tuple[int, StepTensor]]]] = {False: {}, True: {}}
-        """By whether they are about a fault, and by iteration, in the order of their arrival; each
-        with the number of its arrival."""
+        """Tensors by whether they are about a fault, then by iteration; each list is in the order
+        of arrival and has the number of the arrival with each tensor.
+        """
 
     def __len__(self) -> int:
         return sum(len(held) for steps in self._ranked.values() for held in steps.values())
 
     @property
     def element_bytes(self) -> int:
-        """Of their elements alone."""
+        """Bytes of the elements of all tensors."""
         return self.byte_count - compute_tensor_bytes(0) * len(self)
 
     @property
     def oldest(self) -> tuple[bool, int] | None:
-        """What orders the tensor that leaves next among those of all rings; None without any."""
+        """Sort key of the tensor that is dropped next, comparable between rings; None without
+        tensors.
+        """
         for about_fault, steps in self._ranked.items():
             for held in steps.values():
                 return about_fault, held[0][0]
         return None
 
     def put(self, tensor: StepTensor, number: int) -> None:
-        """Add a tensor of a step that is held, and that arrived as so manyth."""
+        """Add a tensor of a step that is in the ring; `number` is the number of its arrival."""
         steps = self._ranked[tensor.about_fault]
         steps.setdefault(tensor.iteration, deque()).append((number, tensor))
         self.byte_count += compute_tensor_bytes(len(tensor.data))
@@ -437,7 +460,7 @@ class HeldTensors:
             self.drop_oldest()
 
     def drop_oldest(self) -> None:
-        """Drop the tensor that leaves next."""
+        """Drop the tensor with the lowest sort key."""
         for steps in self._ranked.values():
             for iteration, held in steps.items():
                 self._count_off(held.popleft()[1])
