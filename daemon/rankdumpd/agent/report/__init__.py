@@ -1,1 +1,1 @@
-"""Reports of an agent to its coordinator, from the report log of the ledger."""
+"""Reports of an agent to its coordinator, which are read from the report log in the ledger."""

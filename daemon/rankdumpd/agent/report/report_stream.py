@@ -1,11 +1,12 @@
-"""One report stream to the coordinator: a greeting, then the items of the report log in order, with
-each text sent once a stream, and the offset of the coordinator's clock, estimated from round-trip
-times.
+"""One report stream to the coordinator: a greeting, then the items of the report log in order,
+where each text is sent only once in a stream; and the offset of the coordinator's clock from this
+host's clock, estimated from round-trip times.
 
-gRPC consumes requests on a thread of its own, which reads the log; the reporter thread handles
-the answers. Of clocks nothing is assumed about the path: the true offset lies anywhere between the
-bounds that the fastest request and the fastest response give. Older samples count less, because
-clocks drift.
+gRPC consumes requests in its own thread, which reads the log; the reporter thread handles the
+answers.
+
+The network path may be asymmetric: the true offset lies anywhere between the bounds that the
+fastest request and the fastest response give. Older samples count less, because clocks drift.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ _logger = logging.getLogger(__name__)
 MAX_SAMPLES = 64
 MAX_AGE_US = 300_000_000
 DRIFT_PPM = 100
-"""Fastest drift between two clocks that are not set."""
+"""Largest drift in parts per million between two clocks that nobody sets."""
 STEP_US = 1_000
 STEP_PPM = 500
-"""Deviation from the monotonic clock above which a clock counts as set; slewing stays below."""
+"""Deviation from the monotonic clock, in parts per million, above which a clock counts as set;
+slewing stays below it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +56,42 @@ class ClockSample:
 
     sent: ClockInstant
     received_us: int
-    """On the coordinator's clock, as is `answered_us`."""
+    """Arrival of the request in microseconds; like `answered_us`, on the coordinator's clock."""
     answered_us: int
     back: ClockInstant
 
     @property
     def delay_us(self) -> int:
-        """Return the round-trip time without the coordinator's part; drift may make it negative."""
+        """Round-trip time without the time that the coordinator took; drift may make it
+        negative.
+        """
         took_us = self.back.monotonic_us - self.sent.monotonic_us
         return took_us - (self.answered_us - self.received_us)
 
     @property
     def offset_us(self) -> int:
-        """Return the midpoint of the possible offsets."""
+        """Midpoint of the possible offsets."""
         there = self.received_us - self.sent.wall_us
         return (there + self.answered_us - self.back.wall_us) // 2
 
     def error_us(self, now: ClockInstant) -> int:
-        """Return the largest error of the offset at this moment."""
-        # Clocks drift during the request, too.
+        """Return the largest possible error of the offset at the moment `now`."""
+        # The age counts from the request, because clocks drift while it is under way, too.
         age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
-        # One more for the rounding of the divisions.
+        # Plus 1, because both divisions round.
         return (self.delay_us + 1) // 2 + _drift_us(age_us) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ClockWindow:
-    """The samples in use, and how often this host's clock has been set."""
+    """The samples in use, and the number of times that this host's clock has been set."""
 
     samples: tuple[ClockSample, ...] = ()
     steps: int = 0
     last: ClockInstant | None = None
 
     def at(self, now: ClockInstant) -> ClockWindow:
-        """Return the window at a later moment; empty when the clock was set in between."""
+        """Return the window at a later moment; without samples if the clock was set in between."""
         if self.last is not None and _is_stepped(self.last, now):
             return ClockWindow(steps=self.steps + 1, last=now)
         oldest_us = now.monotonic_us - MAX_AGE_US
@@ -94,23 +99,23 @@ class ClockWindow:
         return replace(self, samples=young, last=now)
 
     def with_sample(self, sample: ClockSample) -> ClockWindow:
-        """Return the window with one more sample; an implausible one changes nothing."""
+        """Return the window with one more sample; without it if the sample is implausible."""
         window = self.at(sample.sent)
         across = window.at(sample.back)
         if across.steps != window.steps or sample.answered_us < sample.received_us:
             return across
-        # One more for the rounding of the clocks.
+        # Minus 1, because the clocks are rounded to microseconds.
         if sample.delay_us < -_drift_us(sample.back.monotonic_us - sample.sent.monotonic_us) - 1:
             return across
         known = across.estimate(sample.back)
         apart_us = abs(sample.offset_us - known.offset_us)
         if known.known and apart_us > known.error_us + sample.error_us(sample.back):
-            # Both cannot be true: the coordinator's clock was set.
+            # The sample and the estimate exclude each other, so the coordinator's clock was set.
             return replace(across, samples=(sample,))
         return replace(across, samples=(*across.samples, sample)[-MAX_SAMPLES:])
 
     def estimate(self, now: ClockInstant) -> ClockEstimate:
-        """Return the offset with the smallest error."""
+        """Return the offset of the sample whose error is smallest."""
         if not self.samples:
             return ClockEstimate(steps=self.steps)
         best = min(self.samples, key=lambda sample: sample.error_us(now))
@@ -128,7 +133,7 @@ def _is_stepped(earlier: ClockInstant, later: ClockInstant) -> bool:
 
 
 MAX_TEXTS = 65_536
-"""A larger table is cleared before the next message."""
+"""Number of texts above which the table is cleared before the next message."""
 _INDEX = "<u4"
 
 
@@ -140,18 +145,18 @@ class StreamTextTable:
         self._sent = 1
 
     def added(self) -> coordinator_pb2.Texts | None:
-        """Return the texts that the coordinator does not have; called once for each message."""
+        """Return the texts that the coordinator does not have yet; called once for each message."""
         texts = list(self._indexes)[self._sent :] if self._sent < len(self._indexes) else []
         first, self._sent = self._sent, len(self._indexes)
         return coordinator_pb2.Texts(first=first, texts=texts) if texts else None
 
     def renew(self) -> None:
-        """Clear the table if it is too large; the next `added` starts at index 0 again."""
+        """Clear the table if it is too large; the next `added` then begins with index 0."""
         if len(self._indexes) > MAX_TEXTS:
             self._indexes, self._sent = {"": 0}, 0
 
     def point(self, columns: events_pb2.EventColumns) -> None:
-        """Replace a batch's own names by indexes into the table."""
+        """Replace the names in a batch of events by indexes into this table."""
         places = self._find_indexes(columns.names)
         calls = len(columns.calls) // 4
         for field, count in (("name", columns.count), ("group", calls), ("dtype", calls)):
@@ -167,20 +172,23 @@ class StreamTextTable:
 
 
 def _map_indexes(data: bytes, count: int, places: npt.NDArray[Any]) -> bytes:
-    # An empty column is one of zeros, both ways.
+    # A column without bytes stands for a column of zeros, in a batch of events as well as in the
+    # message.
     indexes = np.frombuffer(data, _INDEX) if data else np.zeros(count, _INDEX)
     mapped = places[indexes]
     return mapped.tobytes() if mapped.any() else b""
 
 
 class ReportMessages:
-    """Builds the messages of one stream; each holds only the names that are new in the stream."""
+    """Builds the messages of one stream; each contains only the names that are new in
+    the stream.
+    """
 
     def __init__(self) -> None:
         self._texts = StreamTextTable()
 
     def of(self, items: Sequence[ReportItem]) -> coordinator_pb2.ReportRequest:
-        """Return the message of some items in their order; without items it is a heartbeat."""
+        """Return a message with these items in their order; without items it is a heartbeat."""
         request = coordinator_pb2.ReportRequest()
         if items:
             self._texts.renew()
@@ -213,31 +221,34 @@ class ReportMessages:
 
 
 def _read_clocks() -> ClockInstant:
-    # Read back to back: the time between the two readings looks like a jump of the clock.
+    # The two clocks are read directly after each other, because time between both readings would
+    # look like a jump of the clock.
     return ClockInstant(time.time_ns() // 1000, time.monotonic_ns() // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class ReporterTimes:
-    """Timeouts and intervals of the reporter, and its clocks."""
+    """Timeouts and intervals of the reporter in seconds, and its clocks."""
 
     heartbeat_s: float = 1.0
     hurry_s: float = 0.1
-    """Interval while the coordinator controls a job of this agent."""
+    """Interval between messages while the coordinator controls a job of this agent."""
     first_retry_s: float = 0.1
     last_retry_s: float = 5.0
     answer_s: float = 60.0
-    """The stream is cancelled when the coordinator does not answer for so long."""
+    """Time without an answer of the coordinator after which the stream is cancelled."""
     probe_s: float = 5.0
     """Timeout of the call that checks whether an idle coordinator is reachable."""
     clock_s: float = 0.5
-    """A slower answer would be useless for estimating the clock."""
+    """Timeout of the call that takes a clock sample; a slower answer would be useless
+    as a sample.
+    """
     now: Callable[[], ClockInstant] = _read_clocks
 
 
 MAX_UNANSWERED = 8
 MAX_REQUEST_ITEMS = 1_000
-# Messages of this size stay well under the server's limit.
+# Messages of this size stay well below the server's limit.
 MAX_REQUEST_EVENTS = 20_000
 MAX_REQUEST_BYTES = 2 << 20
 MIN_FORGOTTEN_ITEMS = 64
@@ -247,7 +258,7 @@ _Span = tuple[int, int]
 
 
 class ReportStream:
-    """State of one report stream: items sent, answers received."""
+    """State of one report stream: the items that were sent and the answers that were received."""
 
     def __init__(
         self,
@@ -260,11 +271,11 @@ class ReportStream:
         on_overdue: Callable[[], None],
         is_hurried: Callable[[], bool],
     ) -> None:
-        """Send items up to `careful_to` one by one.
+        """Items up to `careful_to` are sent one by one.
 
-        `complete` fills in the rest of each message; its argument is the number up to which items
-        are sent with it, or None before the coordinator has answered. Messages are sent more often
-        while `is_hurried` returns True.
+        `complete` fills in the rest of each message. Its argument is the number up to which all
+        items are sent with this message, or None before the coordinator has answered. Messages are
+        sent more often while `is_hurried` returns true.
         """
         self._log, self._changed, self._times = log, changed, times
         self._careful_to = careful_to
@@ -272,7 +283,7 @@ class ReportStream:
         self._is_hurried = is_hurried
         self.received = 0
         self.unread: _Span | None = None
-        """First and last number of items of which one cannot be read from the ledger."""
+        """First and last number of the items among which one cannot be read from the ledger."""
         self._acknowledged = self._forgotten = 0
         self._known = 0
         self._greeted = self._over = False
@@ -285,7 +296,7 @@ class ReportStream:
         self._answered_us = times.now().monotonic_us
 
     def requests(self) -> Iterator[_Request]:
-        """Yield requests as answers allow; ends before an item that cannot be read."""
+        """Yield requests as answers permit; end before an item that cannot be read."""
         request = self._make_request(())
         while request is not None:
             yield request
@@ -293,8 +304,8 @@ class ReportStream:
 
     def handle_answer(self, answer: coordinator_pb2.ReportResponse) -> None:
         """Handle the answer to the oldest unanswered request."""
-        # After a power loss or a restored folder the log may miss numbers that the coordinator has
-        # received: no other item may get them.
+        # After a power loss, or if the folder was restored, the log may lack numbers that the
+        # coordinator has received. These numbers must not be given to other items.
         highest = max(answer.acknowledged_sequence, answer.received_sequence)
         renumbered = 0 if self._greeted else self._log.begin_after(highest)
         with self._changed:
@@ -321,12 +332,12 @@ class ReportStream:
             self._forgotten = self._acknowledged
 
     def wake(self) -> None:
-        """Look for new items; the caller holds the lock."""
+        """Wake the sender to look for new items; the caller holds the lock."""
         self._news = True
         self._changed.notify_all()
 
     def end(self) -> None:
-        """Send nothing more; the log is not read any more when this returns."""
+        """End the stream; when this returns, the log is not read any more."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -334,8 +345,8 @@ class ReportStream:
             pass
 
     def unanswered(self) -> list[_Span]:
-        """Return the first and last number of each unanswered message with items, or only those
-        of the message that could not be built.
+        """Return the first and last number of the items in each unanswered message; if a message
+        could not be built, only those of its items.
         """
         if self.unread:
             return [self.unread]
@@ -370,7 +381,7 @@ class ReportStream:
         try:
             request = self._messages.of(items)
         except Exception:
-            # Any error: the same item would fail on the next stream as well.
+            # After any error, because the same item would fail on the next stream as well.
             _logger.debug("items %d to %d cannot be encoded", *span, exc_info=True)
             self.unread = span
             return None
@@ -385,7 +396,8 @@ class ReportStream:
 
     def _collect_items(self) -> tuple[ReportItem, ...]:
         if not self._read:
-            # Reset before reading, so that items entered meanwhile are looked for again.
+            # Reset before reading, so that items that are entered in the meantime are looked for
+            # again.
             self._news = False
             self._read.extend(self._log.items(self._read_to))
             if self._read:
@@ -408,8 +420,9 @@ class ReportStream:
     def _must_separate(self, earlier: ReportItem, later: ReportItem) -> bool:
         """Return whether two items must not share a message.
 
-        Items that arrived before are resent, and a message that also held new ones would not be
-        recognized as a repetition. Numbers in a message are consecutive: only the last is sent.
+        Items that were sent before are resent, and a message that also contained new ones would not
+        be recognised as a repetition. A message has only its last number, so the numbers of its
+        items must be consecutive.
         """
         careful = earlier.number <= self._careful_to
         gap = earlier.number + 1 < later.number

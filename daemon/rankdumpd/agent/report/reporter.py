@@ -1,5 +1,5 @@
-"""The reporter thread: sends the report log to the coordinator, tracks outages, quiet ranks and the
-coordinator's clock. It never blocks the agent; without an address it reports nothing.
+"""The reporter thread: sends the report log to the coordinator, and tracks outages, quiet ranks and
+the coordinator's clock. It never blocks the agent; without an address it reports nothing.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import log_about
 
 WARN_AFTER_S = 2.0
-"""Grace period for a coordinator that is started together with its agents."""
+"""Seconds before an outage is logged, because a coordinator may be started together with its
+agents.
+"""
 LAST_TRY_TIMEOUT_S = 2.0
-"""Timeout of the last attempt to reach a coordinator that does not answer, at a stop."""
+"""Timeout in seconds of the last attempt, at a stop, to reach a coordinator that does
+not answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ class CoordinatorOutage:
     """A period in which no report is delivered."""
 
     since_s: float
-    """Of the first attempt that failed, in seconds since the epoch."""
+    """Time of the first attempt that failed, in seconds since the epoch."""
     reason: str
     refused: bool
     """Whether the coordinator rejects this agent, or local files are invalid."""
     is_local: bool = False
-    """Whether this agent cannot enter in its ledger what the coordinator answers."""
+    """Whether the cause is this agent, which cannot enter the coordinator's answers in
+    its ledger.
+    """
 
     def is_worth_logging(self, now_s: float) -> bool:
         """Return whether the outage has lasted long enough to be logged."""
@@ -78,7 +84,9 @@ class CoordinatorOutage:
 
 
 def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
-    """Return a sentence with the undelivered messages, the start and the cause of an outage."""
+    """Return a sentence with the number of undelivered messages, and the start and cause of an
+    outage.
+    """
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
     wait = waits if items else "no messages are waiting"
@@ -88,16 +96,18 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
 
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
-    """Return whether waiting longer is useless, given whether an attempt was made since."""
+    """Return whether waiting longer is useless; `tried` says that an attempt was made since the
+    wait began.
+    """
     return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
 REPORT_DELAY_US = 2_000_000
-"""Longest delay after which a rank reports a call that it has entered and not left."""
+"""Longest time, in microseconds, after which a rank reports a call that has begun and not ended."""
 
 
 class QuietRankTracker:
-    """Finds ranks without frames in flight; for one thread at a time, the clock is an argument."""
+    """Finds ranks without frames in flight; for one thread at a time. The clock is an argument."""
 
     def __init__(self, quiet: Callable[[], Iterable[QuietRank]]) -> None:
         self._quiet = quiet
@@ -106,23 +116,26 @@ class QuietRankTracker:
         self._until_us = self._newest = 0
 
     def begin(self) -> None:
-        """Begin a stream: results for an earlier one may be outdated."""
+        """Begin with a new stream; ranks that were quiet in an earlier stream are forgotten."""
         self._previous, self._confirmed = frozenset(), ()
 
     def update(self, *, now_us: int, newest: Callable[[], int]) -> None:
-        """Find the ranks that were quiet at this check and the one before.
+        """Find the ranks that were quiet at this check and at the one before.
 
-        One check would not do, because the next frame may be about to arrive. `newest` returns the
+        One check is not enough, because the next frame may be about to arrive. `newest` returns the
         last number of the log.
         """
         quiet = frozenset(self._quiet())
         self._confirmed = tuple(quiet & self._previous)
-        # After the check, so the log holds everything that quiet ranks have sent.
+        # Read after the check, so that the log up to this number has everything that quiet ranks
+        # have sent.
         self._previous, self._newest = quiet, newest()
         self._until_us = now_us - REPORT_DELAY_US
 
     def pop_quiet_ranks(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
-        """Return the quiet ranks, each once, and until when; none before the log is sent so far."""
+        """Return the quiet ranks, each once, and the time until which they were quiet; none before
+        the log is sent up to the time of the check.
+        """
         if number < self._newest:
             return (), 0
         found, self._confirmed = self._confirmed, ()
@@ -141,7 +154,7 @@ class ClockEstimator:
         self._asked: ClockInstant | None = None
 
     def reconnected(self) -> None:
-        """Discard samples: after a reconnect another coordinator may answer."""
+        """Discard all samples, because after a reconnect another coordinator may answer."""
         self._window = ClockWindow(steps=self._window.steps, last=self._window.last)
         self._asked = None
 
@@ -158,7 +171,7 @@ class ClockEstimator:
         return True
 
     def estimate(self) -> ClockEstimate:
-        """Return the present estimate."""
+        """Return the present estimate of the clock offset."""
         return self._window.estimate(self._times.now())
 
     def _take_samples(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
@@ -167,7 +180,7 @@ class ClockEstimator:
             try:
                 answer = stub.Clock(coordinator_pb2.ClockRequest(), timeout=self._times.clock_s)
             except grpc.RpcError:
-                # Reports do not depend on the clock.
+                # A failed sample is ignored, because reports do not depend on the clock.
                 return
             back = self._times.now()
             sample = ClockSample(sent, answer.received_us, answer.sent_us, back)
@@ -175,7 +188,9 @@ class ClockEstimator:
 
 
 def _read_orders(messages: Iterable[control_pb2.ControlOrder]) -> Iterator[ControlOrder]:
-    """Yield orders, without those of a later release; the coordinator names their ranks."""
+    """Yield the orders that this release knows; the coordinator reports the ranks of
+    other orders.
+    """
     for message in messages:
         try:
             yield order_from_wire(message)
@@ -190,18 +205,20 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BlackBoxReports:
-    """What the reporter needs of the agent's black box, and the other way round."""
+    """Callbacks between the reporter and the black box of the agent."""
 
     list_freezes: Callable[[], Iterable[JobFreeze]]
-    """Freezes to be in each request now."""
+    """Returns the freezes that the next request contains."""
     pop_steps: Callable[[], Iterable[RankStep]]
-    """Finished steps, one of each rank at most; called with each heartbeat."""
+    """Returns finished steps, at most one of each rank; called with each heartbeat."""
     join_freeze: Callable[[RelayedFreeze], None]
-    """Takes a freeze of the coordinator; called again with each answer that repeats it."""
+    """Takes a freeze that the coordinator relays; called again for each answer that repeats it."""
 
 
 class CoordinatorReporter:
-    """Sends the items of the log until the coordinator has them; without an address, nothing."""
+    """Sends the items of the log until the coordinator has stored them; without an address,
+    nothing.
+    """
 
     def __init__(
         self,
@@ -217,9 +234,11 @@ class CoordinatorReporter:
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
-        """Call `warn` with a job and a text, `on_forgotten` when the coordinator forgot sessions.
+        """`warn` is called with a job and a text, `on_forgotten` when the coordinator has lost its
+        sessions.
 
-        `quiet` returns the ranks without frames in flight; `orders` takes those of the coordinator.
+        `quiet` returns the ranks without frames in flight; `orders` relays the coordinator's
+        orders.
         """
         self._address, self._log = address, log
         self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
@@ -239,12 +258,12 @@ class CoordinatorReporter:
         self._outage: CoordinatorOutage | None = None
         self._failures = 0
         self._retry_now = False
-        """Retry at once: `flush` waits for it."""
+        """Whether to retry at once, because `flush` waits for it."""
         self._logged = ""
         self.thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
-        """Return a finding for an outage, and for items that were dropped."""
+        """Return a finding for an outage, and one for items that were dropped."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
@@ -265,7 +284,7 @@ class CoordinatorReporter:
         try:
             self._log.enter_session(status, root)
         except sqlite3.Error as error:
-            # Not an error of the rank; the next status of the session is reported again.
+            # The rank is not at fault; the next status of the session is reported again.
             self._unentered += 1
             log_about(_logger, status).error(
                 "session %s is not reported: %s", status.session_id, error
@@ -278,7 +297,7 @@ class CoordinatorReporter:
             return [text for job, text in self._warnings if job == job_id]
 
     def wake(self) -> None:
-        """Wake the reporter if an item was entered in the log."""
+        """Wake the reporter thread if an item was entered in the log."""
         if self._address and self._log.newest != self._woken_to:
             self._woken_to = self._log.newest
             with self._changed:
@@ -287,7 +306,7 @@ class CoordinatorReporter:
                 self._changed.notify_all()
 
     def report_soon(self) -> None:
-        """Send the next message at once, whether or not an item waits for it."""
+        """Send the next message at once, even if no item waits for it."""
         with self._changed:
             if self._stream:
                 self._stream.wake()
@@ -300,7 +319,7 @@ class CoordinatorReporter:
     def flush(self, timeout_s: float) -> int:
         """Wait until all items are delivered; return how many are not.
 
-        A coordinator that does not answer gets one more attempt, and is not waited for.
+        If the coordinator does not answer, one more attempt is made, without waiting any longer.
         """
         if not self._address:
             return 0
@@ -328,7 +347,7 @@ class CoordinatorReporter:
             _logger.warning("%s; %s", message, stay if folder else "they are lost")
 
     def stop(self) -> None:
-        """Stop the thread at once; may be called again."""
+        """Stop the thread at once; may be repeated."""
         with self._changed:
             self.thread.request_stop()
             self._changed.notify_all()
@@ -412,7 +431,7 @@ class CoordinatorReporter:
             )
             self._clock.reconnected()
             self._quiet_ranks.begin()
-            # What ranks have answered to an earlier coordinator is out of date.
+            # Answers of ranks to an earlier coordinator are outdated.
             self._orders.take_orders(())
             answers = stub.Report(stream.requests())
             with self._changed:
@@ -479,7 +498,7 @@ class CoordinatorReporter:
         sent_to: int | None,
         stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
-        """Fill in identity and status of this host; the expensive parts once a second."""
+        """Fill in identity and status of this host; the expensive parts only once a second."""
         if sent_to is not None:
             request.freezes.extend(map(job_freeze_to_wire, self._black_box.list_freezes()))
             if self._clock.keep_up(stub):
@@ -499,10 +518,12 @@ class CoordinatorReporter:
         request.control_answers.extend(map(answer_to_wire, self._orders.list_answers()))
 
     def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
-        """Drop the item that is rejected or damaged: it would fail the same way every time."""
+        """Drop an item that is rejected or damaged, because it would fail in the same way every
+        time.
+        """
         error = explain_failure(failure, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
-        # An untrusted certificate is not a fault of the item.
+        # An unreachable coordinator or an untrusted certificate is not a fault of the items.
         if not spans or isinstance(error, UnavailableError | ForbiddenError | ConfigError):
             self._note_outage(error)
             return
@@ -512,11 +533,11 @@ class CoordinatorReporter:
         first, last = spans[0]
         if len(spans) == 1 and first == last:
             self._log.give_up(first, last)
-        # With several items the one at fault is found by sending each alone.
+        # If the message had several items, the one at fault is found by sending each alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
 
     def _note_outage(self, error: RankdumpError, *, is_local: bool = False) -> None:
-        """Remember the outage, and log it when it is new."""
+        """Remember an outage, and log it when it is new."""
         now_s, before = self._read_clock_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,
