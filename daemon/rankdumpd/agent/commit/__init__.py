@@ -1,3 +1,3 @@
-"""Commits of received frames: one thread enters batches in the ledger, then applies the metadata
-frames of each session and acknowledges.
+"""Commits of received frames: one thread enters batches of frames in the ledger, then applies the
+metadata frames of each session and acknowledges.
 """

@@ -1,5 +1,5 @@
 """The one thread that commits: it enters a batch of frames in the ledger in one transaction, then
-applies post-commit actions and acknowledges. A frame that cannot be entered holds up no other.
+applies post-commit actions and acknowledges. A frame that cannot be entered delays no other frame.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRY_INTERVAL_S = 1.0
 MAX_COMMIT_TRIES = 3
 INTERNAL_ERROR = "internal_error"
 _MAX_NUMBER = (1 << 63) - 1
-"""Largest integer that a column holds."""
+"""Largest integer that a column of SQLite stores."""
 
 FinishedFrame: TypeAlias = "RecordOutcome | StatisticRowsResult | MetadataFrame"
 
@@ -54,7 +54,7 @@ class SessionBatch:
 
     @property
     def sequences(self) -> list[int]:
-        """Numbers of its frames."""
+        """Return the sequence numbers of the frames."""
         return [f.frame_id.sequence for f in (*self.outcomes, *self.row_results, *self.metadata)]
 
 
@@ -62,7 +62,9 @@ SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
 
 
 class BatchCommitter:
-    """Commits batches to the ledger from one thread; retries a failing disk until that stops."""
+    """Commits batches to the ledger from one thread; retries while a disk fails, until the thread
+    stops.
+    """
 
     def __init__(
         self,
@@ -74,13 +76,13 @@ class BatchCommitter:
         self._ledger, self._registry, self._thread = ledger, registry, thread
         self._counters = counters
         self.problem = ""
-        """Why nothing can be committed at present; empty when it can."""
+        """Why nothing can be committed at present; empty when commits are possible."""
 
     def commit_frames(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
-        """Commit frames and yield them: together, or part by part where that fails.
+        """Commit frames and yield them: all together, or in smaller parts where that fails.
 
-        A frame that cannot be committed alone is counted as dropped; if that fails as well, its
-        rank resends it. UnavailableError when the ledger is damaged.
+        A frame that cannot be committed even alone is counted as dropped; if counting fails as
+        well, its rank resends the frame. UnavailableError when the ledger is damaged.
         """
         try:
             shares = self._group_by_session(frames)
@@ -176,7 +178,7 @@ class BatchCommitter:
 
 
 def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
-    """Return a drop that is committed in place of a frame that the ledger cannot hold."""
+    """Return a drop that is committed in place of a frame that the ledger cannot store."""
     if isinstance(frame, StatisticRowsResult):
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
         return StatisticRowsResult(frame.frame_id, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
@@ -193,19 +195,19 @@ def _make_empty_outcome(frame_id: FrameId, rank: int, iteration: int) -> RecordO
 
 MAX_BATCH_FRAMES = 4096
 CHECK_INTERVAL_S = 1.0
-"""Pause between two checks for retries and for rows that can be folded."""
+"""Seconds between two checks for retries and for ledger rows to fold."""
 FRAME_COST_BYTES = 1024
-"""Memory of a frame besides its tensor."""
+"""Memory in bytes of a frame besides its tensor."""
 
 
 def compute_cost_bytes(item_bytes: int) -> int:
-    """Return the memory that a frame of this size occupies until it is committed."""
+    """Return the memory in bytes that a frame with this item occupies until it is committed."""
     return item_bytes + FRAME_COST_BYTES
 
 
 @dataclass(slots=True)
 class _FrameBatch:
-    """Frames that are committed at once, and the memory they occupy."""
+    """Frames that are committed together, and the memory that they occupy."""
 
     frames: list[FinishedFrame] = field(default_factory=list["FinishedFrame"])
     cost: int = 0
@@ -225,7 +227,7 @@ class FrameCommitter:
         usage: DumpUsage,
         on_unpacked: Callable[[], None],
     ) -> None:
-        """`on_unpacked` is called when files were entered that are yet to be packed."""
+        """`on_unpacked` is called when files were entered that are to be packed later."""
         self._ledger, self._registry, self._actions = ledger, registry, actions
         self._budget, self._counters, self._usage = budget, counters, usage
         self._on_unpacked = on_unpacked
@@ -239,10 +241,10 @@ class FrameCommitter:
         self._checked_s = time.monotonic()
         self._is_finishing = False
         self._is_finished = threading.Event()
-        """Set when nothing is deferred any more, once it finishes."""
+        """Set after `finish` was called, as soon as nothing is deferred any more."""
 
     def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
-        """Queue frames with the memory they occupy together; never waits."""
+        """Queue frames, with the memory that they occupy together; never waits."""
         self._done.put((frames, cost))
 
     def submit_outcomes(self, outcomes: Sequence[RecordOutcome]) -> None:
@@ -251,12 +253,14 @@ class FrameCommitter:
         self.submit(outcomes, tensor_bytes + FRAME_COST_BYTES * len(outcomes))
 
     def findings(self) -> list[str]:
-        """Return one sentence while frames cannot be committed, nothing otherwise."""
+        """Return one sentence while frames cannot be committed; else none."""
         problem = self._batch_committer.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def finish(self, timeout_s: float) -> None:
-        """Retry what was deferred until it is written, for at most that time; log what is left."""
+        """Retry deferred metadata until all is written, for at most `timeout_s`; log
+        what is left.
+        """
         self._is_finishing = True
         self._done.put(((), 0))
         if self.thread.is_running and self._is_finished.wait(timeout_s):
@@ -269,7 +273,9 @@ class FrameCommitter:
             )
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit submitted frames, without retries; return whether the thread ended in time."""
+        """Commit the submitted frames without retries; return whether the thread ended within
+        `timeout_s`.
+        """
         self.thread.request_stop()
         self._done.put(None)
         return self.thread.join(timeout_s)
@@ -280,7 +286,7 @@ class FrameCommitter:
             batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
                 self._commit_batch(batch)
-            # Actions that are left at a stop are done by the next process.
+            # Not at a stop: the next process does the remaining actions.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
@@ -310,10 +316,10 @@ class FrameCommitter:
                 for session, share in shares.items():
                     self._count_committed(session, share)
         except UnavailableError as error:
-            # This process is about to end; ranks resend these frames to the next one.
+            # This process is about to end; ranks resend these frames to the next process.
             _logger.error("%d frames are left uncommitted: %s", len(batch.frames), error)
         except Exception:
-            # An error in one batch must not stop the acknowledgements of all others.
+            # An error in one batch must not prevent the acknowledgements of all other batches.
             _logger.exception("a batch of %d frames was not committed", len(batch.frames))
         finally:
             self._budget.release(batch.cost, items=len(batch.frames))

@@ -1,5 +1,5 @@
-"""End of an iteration: operators joined in batches, order files, and the manifest with the records
-from the ledger.
+"""End of an iteration: operators are joined in batches, then order files and the manifest are
+written, with records from the ledger.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
 MAX_BATCH_BYTES = 64 << 20
-"""Most bytes that are on the disk twice, in the files of operators and of their tensors."""
+"""Largest size of data that is on the disk twice: in the operators' files and in those of their
+tensors.
+"""
 
 _logger = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
 
 
 class IterationJoin:
-    """The operators of an ended iteration, joined in batches."""
+    """The operators of an ended iteration, which are joined in batches."""
 
     def __init__(
         self,
@@ -60,8 +62,8 @@ class IterationJoin:
     def join_some(self) -> bool:
         """Join the next operators; return whether all are joined.
 
-        A transient OSError or sqlite3.Error is raised, to be retried. After a permanent OSError
-        the tensors stay in files of their own, as do those that arrive after their operator was
+        A transient OSError or sqlite3.Error is raised, to be retried. After a permanent OSError the
+        tensors stay in files of their own, as do tensors that arrive after their operator was
         joined.
         """
         return next(self._groups, True)
@@ -70,7 +72,7 @@ class IterationJoin:
 def _join_groups(
     ledger: AgentLedger, session: RankSession, end: FrameId, iteration: int, usage: DumpUsage
 ) -> Iterator[bool]:
-    """Join a group of operators at each step, and yield whether it was the last one."""
+    """Join one group of operators at each step, and yield whether it was the last group."""
     joiner, session_id = session.storage.joiner, end.session_id
     if joiner is None:
         return
@@ -80,7 +82,8 @@ def _join_groups(
         shares: list[JoinedMember] = []
         done: list[OperatorMember] = []
         for members in operators:
-            # Joined before a crash: the tensors' own files may be left.
+            # An operator that was joined before a crash may still have the separate files of its
+            # tensors.
             done += [member for member in members if member.joined]
             if not any(member.joined for member in members):
                 mark = f"{session_id}-{members[0].sequence}"
@@ -128,7 +131,9 @@ def _count_added_bytes(
 
 @contextmanager
 def _noting_failures(session: RankSession, what: str) -> Generator[None]:
-    """Add a finding for a permanent OSError; a transient one is raised, to be retried."""
+    """Turn a permanent OSError of the block into a finding; raise a transient one, to
+    be retried.
+    """
     try:
         yield
     except OSError as error:
@@ -142,7 +147,7 @@ def _noting_failures(session: RankSession, what: str) -> Generator[None]:
 def iter_committed_rows(
     found: Iterable[StatisticTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
-    """Yield the rows of tables in the order of their frames."""
+    """Yield the rows of statistic tables in the order of their frames."""
     for piece in found:
         if isinstance(piece, StatisticTableRow):
             yield piece
@@ -155,7 +160,7 @@ def make_manifest_records(
     kept: Iterable[StoredRecord | StoredStatisticRows], layout: Layout
 ) -> tuple[set[int], tuple[ManifestRecord, ...], list[tuple[int, bytes]]]:
     """Return the graphs and the manifest records of an iteration's stored tensors, and the
-    fingerprints with the numbers of their records.
+    fingerprints with the positions of their records.
     """
     graphs: set[int] = set()
     records: list[ManifestRecord] = []
@@ -183,7 +188,7 @@ def _list_kept(rows: StatisticRows, frame: StoredStatisticRows) -> list[Statisti
 
 
 def _select_kept(column: Iterable[_Row], frame: StoredStatisticRows) -> list[_Row]:
-    """Return what rows that are kept have in a column."""
+    """Return the values of the kept rows in a column."""
     if not frame.refused:
         return list(column)
     refused = {place for places in frame.refused.values() for place in places}
@@ -199,10 +204,10 @@ def write_iteration_files(
     card: bytes = b"",
     repeated: bool,
 ) -> None:
-    """Write the order files, the fingerprints and the manifest of an iteration that ended with the
-    given frame, which had this run card.
+    """Write the order files, the fingerprints and the manifest of the iteration that ended with the
+    frame `frame_id` and has the run card `card`.
 
-    With `repeated` some of them may exist already.
+    With `repeated` some of these files may exist already.
     """
     request, storage, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
@@ -235,7 +240,7 @@ def write_iteration_files(
 
 
 def _read_card(session: RankSession, iteration: int, data: bytes) -> object:
-    """Return a run card as a value of JSON; None without one, and for one that is damaged."""
+    """Return a run card as a JSON value; None if there is none, or if it is damaged."""
     if not data:
         return None
     try:
@@ -244,7 +249,7 @@ def _read_card(session: RankSession, iteration: int, data: bytes) -> object:
         parse_card(data)
         return json.loads(data)
     except CorruptedError as error:
-        # Without the iteration: the rank may send such a card in each.
+        # The text does not name the iteration, because the rank may send a damaged card in each.
         rank = session.request.rank
         if session.add_finding(f"rank {rank}, a run card is left out: {error}"):
             _logger.warning("rank %d, iteration %d: %s", rank, iteration, error)

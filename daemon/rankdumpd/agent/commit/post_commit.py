@@ -1,6 +1,6 @@
-"""Post-commit actions: rows of tables at once, metadata frames in their order, and counts for
-monitoring. A transient failure suspends its session, whose frames are retried from the ledger
-after a growing pause.
+"""Post-commit actions: rows of tables are written at once, metadata frames are applied in their
+order, and counts for monitoring are updated. A transient failure suspends its session, whose frames
+are then retried from the ledger after a growing pause.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rankdumpd.server.metrics import MetricCounters, SampleKey
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
-"""Longest pause between two attempts of a session whose disk was full or failing."""
+"""Longest pause in seconds between two attempts for a session whose disk was full or failing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ def handling_failures(
     *,
     iteration: int | None = None,
 ) -> Generator[None]:
-    """Suspend the session and raise ExhaustedError for a passing error of a disk or of the ledger;
-    log any other, and go on behind the block.
+    """Suspend the session and raise an ExhaustedError for a transient error of a disk or of the
+    ledger; log any other error, and continue after the block.
 
-    `end` is the frame that is being applied, if it ends an iteration or the session. The same
-    failure of several iterations is one finding and one line of the log.
+    `end` is the frame that is being applied, if it ends an iteration or the session. If several
+    iterations fail in the same way, that is one finding and one log line.
     """
     try:
         yield
@@ -85,9 +85,9 @@ def handling_failures(
         if state_files.is_transient(error):
             session.pending.suspend(end)
             raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
-        # Not marked as applied: the next start of the agent retries it.
+        # The frame is not marked as applied, so the next start of the agent retries it.
         is_new = session.add_failure(what, iteration)
-        # The text of an OSError says all; other errors may be faults of this program.
+        # The text of an OSError is sufficient; any other error may be a fault of this program.
         trace = None if isinstance(error, OSError) else error
         level = logging.ERROR if is_new else logging.DEBUG
         log_about(_logger, session.request).log(level, message, exc_info=trace)
@@ -157,7 +157,7 @@ _UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 def count_frames(
     outcomes: Collection[RecordOutcome], row_results: Iterable[StatisticRowsResult]
 ) -> dict[SampleKey, float]:
-    """Return the metric increments of committed records and rows of statistics."""
+    """Return the metric increments for committed records and rows of statistics."""
     statuses = Counter(outcome.status for outcome in outcomes)
     degraded, reasons = Counter[str](), Counter[str]()
     for outcome in outcomes:
@@ -194,7 +194,7 @@ def count_frames(
 
 
 def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
-    """Return the metric increments of a rank's end of an iteration."""
+    """Return the metric increments for a rank's end of an iteration."""
     found: dict[SampleKey, float] = {
         ("rankdump_agent_iterations_total", ()): 1,
         ("rankdump_agent_stall_seconds_total", ()): end.stall_us / 1e6,
@@ -204,7 +204,7 @@ def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
 
 
 def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
-    """Return drops by known reason: a rank may send any text as a reason."""
+    """Return drops by known reason, because a rank may send any text as a reason."""
     found: dict[SampleKey, float] = {}
     for reason, count in reasons.items():
         key = _DROPPED, (("by", by), ("reason", normalize_reason(reason)))
@@ -213,7 +213,9 @@ def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
 
 
 READ_BATCH_FRAMES = 64
-"""Metadata frames that are reread at once: a session that waited long has many."""
+"""Number of metadata frames that are reread together, because a session that waited for long has
+many.
+"""
 
 
 class PostCommitActions:
@@ -229,9 +231,10 @@ class PostCommitActions:
         on_change: Callable[[RankSession], None],
         tree_changes: threading.Lock,
     ) -> None:
-        """`on_change` is called for a session that has ended: its balances may have changed.
+        """`on_change` is called for a session that has ended, because its balances may have
+        changed.
 
-        `tree_changes` is held while a manifest is written from the ledger.
+        `tree_changes` is a lock that is held while a manifest is written from the ledger.
         """
         self._ledger, self._reporter, self._on_change = ledger, reporter, on_change
         self._tree_changes, self._counters, self._usage = tree_changes, counters, usage
@@ -244,7 +247,8 @@ class PostCommitActions:
     def apply_due(self, session: RankSession) -> bool:
         """Apply the frames up to the watermark, then acknowledge; return whether all is done.
 
-        Joining operators may take long, so each call joins some, and other sessions follow.
+        Joining operators may take long, so each call joins only some and lets other sessions
+        proceed.
         """
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
@@ -258,9 +262,9 @@ class PostCommitActions:
     def list_retries(
         self, sessions: Iterable[RankSession], *, at_once: bool = False
     ) -> list[RankSession]:
-        """Return the sessions for which `apply_due` must be called although no frame arrived.
+        """Return the sessions for which `apply_due` must be called although no frame has arrived.
 
-        With `at_once` also those whose pause is not over.
+        With `at_once` the sessions whose pause is not over are included.
         """
         due = set(self._retries.list_due(now_s=time.monotonic()))
         found: list[RankSession] = []
@@ -303,7 +307,9 @@ class PostCommitActions:
         session.pending.problem = why
 
     def _report_ends(self, session: RankSession) -> None:
-        """Count and report ends of iterations and of the session while their files are deferred."""
+        """Count and report the ends of iterations and of the session while their files are
+        deferred.
+        """
         while (declared := session.pending.pop_next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
@@ -349,7 +355,7 @@ class PostCommitActions:
         session.pending.add_from_ledger(again, all_there=all_there)
 
     def _join_some(self, session: RankSession) -> bool:
-        """Join some operators; return whether none are left, and end their iteration then."""
+        """Join some operators; when none are left, end their iteration and return true."""
         joining = self._joining.pop(session.request.session_id, None)
         if joining is None:
             return True
@@ -375,7 +381,8 @@ class PostCommitActions:
         else:
             apply_metadata(self._ledger, session, declared)
             if isinstance(declaration, ChangedPlan):
-                # Its status says which iterations are selected.
+                # The changed plan decides which iterations are selected, and the status of the
+                # session says that.
                 self._report_session(session)
                 self._on_change(session)
 
@@ -406,7 +413,8 @@ class PostCommitActions:
         with self._tree_changes:
             status = self._count_end(session, declared, end)
             with handling_failures(session, what, declared, iteration=end.iteration):
-                # A manifest marks an iteration as complete, so its rows must be written first.
+                # A manifest marks an iteration as complete, so the rows of the iteration must be
+                # written first.
                 if joined and _are_rows_written(session, frame_id):
                     repeated = session.pending.was_begun(declared)
                     write_iteration_files(
@@ -429,7 +437,7 @@ class PostCommitActions:
         try:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
-            # It is reported once its manifest is written.
+            # Only logged, because the balance is reported once the manifest is written.
             log_about(_logger, status, iteration=status.iteration).error(
                 "rank %d, iteration %d: not reported: %s", status.rank, status.iteration, error
             )
@@ -447,6 +455,7 @@ class PostCommitActions:
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:
     """Return whether every row before a frame is written to its table."""
-    # By the plan of the frame: a later one, with tables, may have arrived meanwhile.
+    # By the plan of the frame, because a later plan that has tables may have arrived in the
+    # meantime.
     period, _ = session.plans.find(frame_id.sequence)
     return period.storage.tables is None or session.tabulated_to >= frame_id.sequence
