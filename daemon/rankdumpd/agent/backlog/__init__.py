@@ -1,1 +1,3 @@
-"""Packing of files that an agent under pressure stored unpacked: when it has time, oldest first."""
+"""Packing of files that an agent under pressure stored unpacked: done when the agent has time,
+oldest file first.
+"""

@@ -1,10 +1,10 @@
 """Thread that packs the files that were stored unpacked: oldest first, in batches of one iteration.
-A file is packed by a process of its own, or becomes a link to a packed file with the same content.
+A file is packed by a separate process, or becomes a link to a packed file with the same content.
 
-A file is replaced by a packed one of the same name, then its row in the ledger gets the new size;
-with the last file of an iteration, its manifest gets all of them. A crash between any two steps
-leaves a tree that is whole, and rows from which the next process goes on. Files are packed at idle
-priority, and at that of the agent while little space is left.
+A file is replaced by a packed file of the same name, then its row in the ledger gets the new size.
+With the last file of an iteration, the manifest gets all new sizes. A crash between any two steps
+leaves a complete tree, and rows from which the next process continues. Files are packed at idle
+priority; while little space is left, at the priority of the agent.
 """
 
 from __future__ import annotations
@@ -49,23 +49,25 @@ from rankdumpd.server.metrics import MetricCounters
 
 MAX_BATCH_FILES = 1024
 MAX_BATCH_BYTES = 64 << 20
-"""Unpacked bytes after which the sizes of packed files are entered."""
+"""Unpacked bytes after which the sizes of the packed files are entered in the ledger."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 PROCESS_LINGER_S = 2.0
-"""Time that the process lives on without work: starting one takes a tenth of a second."""
+"""Seconds for which the pack process stays without work, because starting one takes a tenth of a
+second.
+"""
 
 _logger = logging.getLogger(__name__)
 
 
 class _LargerFileError(Exception):
-    """The packed file would not be smaller."""
+    """The packed file would not be smaller than the unpacked one."""
 
 
 class FilePacker:
     """Packs files one after the other; for one thread, except for `close`."""
 
     def __init__(self, originals: DuplicateIndex) -> None:
-        """Links are found in the index of files, which learns of packed ones."""
+        """`originals` is the index of files to link to; packed files are added to it."""
         self._originals = originals
         self._lock = threading.Lock()
         self._process: PackProcess | None = None
@@ -74,11 +76,11 @@ class FilePacker:
     def pack(
         self, file: UnpackedFile, storage: SessionStorage, *, is_idle: bool, guard: RenameGuard
     ) -> int:
-        """Pack a file and return the bytes that it takes now; 0 for a link.
+        """Pack a file and return the bytes that it takes afterwards; 0 for a link.
 
-        The file of an earlier process that was packed already stays, and so does one that would
-        not become smaller, or that was changed or removed. CorruptedError for a damaged file,
-        OSError when a disk or the process fails. `guard` is that of `DumpTree.rewrite`.
+        A file stays as it is if an earlier process has packed it, if it would not become smaller,
+        or if it was changed or removed. CorruptedError for a damaged file, OSError when a disk or
+        the pack process fails. `guard` is the one of `DumpTree.rewrite`.
         """
         try:
             source = storage.tree.open_file(file.path)
@@ -107,14 +109,14 @@ class FilePacker:
         return stamp.size_bytes
 
     def end_process(self) -> None:
-        """End the process: there is nothing to pack for some time."""
+        """End the pack process, because there is nothing to pack for some time."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
             process.close()
 
     def close(self) -> None:
-        """End the process for good, also while it packs a file."""
+        """End the pack process for good, even while it packs a file."""
         self._is_closed = True
         self.end_process()
 
@@ -126,7 +128,9 @@ class FilePacker:
         key: str,
         guard: RenameGuard,
     ) -> bool:
-        """Replace a link to an unpacked file by one to the packed file; return whether it is."""
+        """Replace a link to an unpacked file by a link to the packed file; return whether that was
+        done.
+        """
         original = self._originals.find(key)
         if original is None or original.unpacked or original.path == file.path:
             return False
@@ -158,14 +162,14 @@ def _make_mark(file: UnpackedFile) -> str:
 
 
 class _BacklogSession(NamedTuple):
-    """A session with files that wait; it may have ended long ago."""
+    """A session with files that wait to be packed; it may have ended long ago."""
 
     request: SessionRequest
     storage: SessionStorage
 
 
 class BacklogPacker:
-    """Packs files in a thread of its own; safe to use from several threads."""
+    """Packs waiting files in a thread of its own; safe to use from several threads."""
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class BacklogPacker:
         tree_changes: threading.Lock,
         counters: MetricCounters,
     ) -> None:
-        """`tree_changes` is held wherever a manifest is written from the ledger."""
+        """`tree_changes` is a lock that is held wherever a manifest is written from the ledger."""
         self._ledger, self._registry, self._limits = ledger, registry, limits
         self._usage, self._packer = usage, packer
         self._tree_changes, self._counters = tree_changes, counters
@@ -196,7 +200,7 @@ class BacklogPacker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Note that there are more files."""
+        """Notify the thread that more files wait."""
         self._work.set()
 
     @property
@@ -219,18 +223,19 @@ class BacklogPacker:
         return self._thread.join(timeout_s)
 
     def findings(self) -> list[str]:
-        """Return why files are not packed, one sentence or none."""
+        """Return why files are not packed: one sentence, or none."""
         problem = self._problem or self._thread.fault()
         return [f"files that were stored unpacked are not packed: {problem}"] if problem else []
 
     def status(self) -> PackBacklog:
-        """Return what waits, and what this process has packed."""
+        """Return the size of what waits to be packed, and of what this process has packed."""
         return PackBacklog(*self._ledger.unpacked.sums, *self._packed)
 
     def pack_some(self) -> bool:
         """Pack the next files of one iteration; return False when no file waits.
 
-        The error of a disk, of the ledger or of the process is raised: the files are tried again.
+        An error of a disk, of the ledger or of the pack process is raised, and the files are tried
+        again.
         """
         files = self._ledger.unpacked.list_next(MAX_BATCH_FILES)
         if not files:
@@ -288,14 +293,16 @@ class BacklogPacker:
         return self._session
 
     def _give_up(self, files: Sequence[UnpackedFile], error: Exception) -> None:
-        """Leave files unpacked for good: their session cannot be used."""
+        """Leave files unpacked for good, because their session cannot be used."""
         _logger.error("%d files stay unpacked: %s", len(files), error)
         self._ledger.unpacked.enter_packed(
             [(file, file.bytes_stored) for file in files], synced=False
         )
 
     def _pack_files(self, files: Sequence[UnpackedFile], session: _BacklogSession) -> None:
-        """Pack files until there are enough, and enter those that are done, also after an error."""
+        """Pack files until the batch is full, and enter the packed ones in the ledger, even after
+        an error.
+        """
         packed: list[tuple[UnpackedFile, int]] = []
         left_bytes = MAX_BATCH_BYTES
         try:
@@ -328,7 +335,7 @@ class BacklogPacker:
         return self._is_finishing or is_space_short(usage, self._ledger.unpacked.sums[1])
 
     def _rename_waiting(self, file: UnpackedFile, rename: Callable[[], None]) -> None:
-        """Rename over a file that waits; one that does not any more is being removed."""
+        """Call `rename` if the file still waits; if it does not, its iteration is being removed."""
         if not self._ledger.unpacked.has(file):
             raise FileNotFoundError(file.path)
         rename()
@@ -336,19 +343,22 @@ class BacklogPacker:
     def _enter_packed(
         self, packed: Sequence[tuple[UnpackedFile, int]], session: _BacklogSession
     ) -> None:
-        """Enter the sizes of files in the ledger, and in the manifest if none is left."""
+        """Enter the sizes of packed files in the ledger, and in the manifest if no file of the
+        iteration waits.
+        """
         first, request = packed[0][0], session.request
         saved = sum(file.bytes_stored - size for file, size in packed)
         with self._tree_changes:
             if not self._ledger.unpacked.has(first):
-                return  # all of them are being removed
+                return  # all of these files are being removed
             manifest = self._update_manifest(packed, session)
             self._ledger.unpacked.enter_packed(packed, synced=session.storage.synced)
             self._usage.add(request.job_id, str(session.storage.tree.root), -saved)
             known = self._registry.find(first.session_id)
             if known is not None:
                 known.adjust_stored_bytes(first.iteration, -saved)
-        # A restarted rank has a newer session, beside which the coordinator wants no older balance.
+        # If the rank was restarted, it has a newer session, and the coordinator must not get an
+        # older balance after the newer one.
         if manifest is not None and manifest.session and known is not None and not known.has_ended:
             end = FrameId(first.session_id, manifest.session.last_sequence)
             self._ledger.enter_waiting_iteration(end, manifest.status)
@@ -357,7 +367,7 @@ class BacklogPacker:
     def _update_manifest(
         self, packed: Sequence[tuple[UnpackedFile, int]], session: _BacklogSession
     ) -> Manifest | None:
-        """Write the manifest of an iteration whose last files are packed, if it has one."""
+        """Update the manifest of an iteration whose last files are packed; return it, or None."""
         first, storage = packed[0][0], session.storage
         if self._ledger.unpacked.count(first.session_id, first.iteration) > len(packed):
             return None

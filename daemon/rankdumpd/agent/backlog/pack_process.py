@@ -1,9 +1,10 @@
-"""Process that packs files at idle priority: it gets two descriptors for each file, one to read and
-one to write, and knows no path.
+"""Process that packs files at idle priority. It gets two descriptors for each file, one to read and
+one to write, and knows no paths.
 
-A thread of the agent would not do: while one of idle priority waits for a core, it may hold the
-interpreter's lock, for which all others wait. The process ends with its agent, whose end of the
-channel closes then; what it still writes goes to a file that has no name any more.
+This is not a thread of the agent: while a thread of idle priority waits for a core, it may hold the
+interpreter's lock, for which all other threads wait. The process ends with its agent, because the
+agent's end of the channel closes then; what the process still writes goes to a file that has no
+name any more.
 """
 
 from __future__ import annotations
@@ -32,24 +33,26 @@ _MAX_MESSAGE_BYTES = 4096
 
 
 class PackProcess:
-    """The process and the channel to it; for one thread, except for `close`."""
+    """The pack process and the channel to it; for one thread, except for `close`."""
 
     def __init__(self, *, is_idle: bool) -> None:
-        """Start it; OSError where that fails. `is_idle` gives it a core that nobody else wants."""
+        """Start the process; OSError where that fails. With `is_idle` it runs only on cores that
+        are otherwise idle.
+        """
         self.is_idle = is_idle
         self.has_failed = False
-        """Whether it answers no more."""
+        """Whether the process does not answer any more."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, *(["idle"] if is_idle else [])]
         try:
             with theirs:
-                # A session of its own: signals from a terminal are for the agent, and its priority
-                # is that of its session.
+                # A separate session, so that signals from a terminal reach only the agent, and
+                # because some kernels schedule each session at its own priority.
                 self._process = subprocess.Popen(
                     command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    cwd="/",  # `-m` looks for modules there first
+                    cwd="/",  # `-m` looks for modules here first
                     start_new_session=True,
                 )
         except BaseException:
@@ -57,7 +60,7 @@ class PackProcess:
             raise
 
     def pack(self, source: int, target: int) -> int:
-        """Pack one open file into another; return the bytes that were written.
+        """Pack one open file into another; return the number of bytes that were written.
 
         CorruptedError when the file is not a stored frame, OSError when a disk or the process
         fails.
@@ -77,7 +80,7 @@ class PackProcess:
         raise CorruptedError(found["error"])
 
     def close(self) -> None:
-        """End it; a call of `pack` in another thread fails then. May be repeated."""
+        """End the process; a call of `pack` in another thread fails then. May be repeated."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(OSError):
@@ -86,9 +89,9 @@ class PackProcess:
 
 
 def pack_stored_file(source: int, target: int) -> int:
-    """Pack an open file that is a stored frame into another; return the bytes written.
+    """Pack an open file that is a stored frame into another; return the number of bytes written.
 
-    CorruptedError when it is not a stored frame, or was damaged since.
+    CorruptedError when the file is not a stored frame, or was damaged since it was written.
     """
     size = os.fstat(source).st_size
     start = os.pread(source, STORED_HEAD_BYTES, 0)
@@ -127,7 +130,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the channel that is standard input."""
+    """Serve the channel that is passed as standard input."""
     if "idle" in sys.argv[1:]:
         machine.become_idle()
     else:
