@@ -1,3 +1,3 @@
-"""The ledger of an agent, one SQLite file: committed frames, sessions, the report log and retired
-iterations.
+"""The ledger of an agent, one SQLite file with committed frames, sessions, the report log and
+retired iterations.
 """

@@ -1,4 +1,6 @@
-"""Write access to the ledger of an agent: a frame that is entered in it is counted exactly once."""
+"""Write access to the ledger of an agent: a frame that is entered in the ledger is counted exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,14 @@ _BATCH_PLACES = ", ".join([rows.RECORD_PLACES] * _INSERT_BATCH_ROWS)
 
 
 def _insert_records(base: sqlite3.Connection, outcomes: Collection[RecordOutcome]) -> None:
-    """Insert rows of records; the row of a known number is not changed."""
+    """Insert rows of records; if there is a row with the same number, it stays unchanged."""
     layouts = {layout for each in outcomes if (layout := each.head.kind.layout) is not None}
     base.executemany(
         "INSERT OR IGNORE INTO layouts VALUES (?, ?)", map(rows.make_layout_row, layouts)
     )
     records = [*map(rows.make_record_row, outcomes)]
-    # In batches: every step of SQLite releases the GIL, and acquiring it again from busy threads
-    # costs more than the row.
+    # In batches, because every step of SQLite releases the GIL, and while other threads are busy,
+    # acquiring it again costs more than inserting a row.
     whole = len(records) // _INSERT_BATCH_ROWS * _INSERT_BATCH_ROWS
     query = "INSERT OR IGNORE INTO records VALUES "
     for first in range(0, whole, _INSERT_BATCH_ROWS):
@@ -51,7 +53,7 @@ def _insert_records(base: sqlite3.Connection, outcomes: Collection[RecordOutcome
     base.executemany(query + rows.RECORD_PLACES, records[whole:])
 
 
-# Run at a start only: there are few layouts, and looking for one takes a pass over the records.
+# Runs only at a start: there are few layouts, and finding the unused ones reads all records.
 _DELETE_UNUSED_LAYOUTS = (
     "DELETE FROM layouts WHERE number NOT IN (SELECT DISTINCT layout FROM records)"
 )
@@ -69,7 +71,7 @@ class AgentLedger(LedgerReader):
         report_bytes: int = 0,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """Keep a report log of up to `report_bytes`; 0 without a coordinator.
+        """The ledger has a report log of at most `report_bytes`; 0 without a coordinator.
 
         ConfigError when the folder cannot hold a ledger, ExhaustedError when it has no space,
         CorruptedError when its file is not a ledger.
@@ -77,12 +79,12 @@ class AgentLedger(LedgerReader):
         self._synced: bool | None = None
         self._departed: set[str] = set()
         self.problem = ""
-        """Why the last transaction failed; empty when it did not."""
+        """Why the last transaction failed; empty when it succeeded."""
         self._on_end: Callable[[bool], None] = lambda _: None
-        """Called at the end of a transaction, with whether it was committed."""
+        """Called at the end of a transaction; the argument says whether it was committed."""
         self._guard = lock_ledger_folder(state_dir)
         self.path = path = state_dir / "ledger.sqlite"
-        """The file."""
+        """Path of the SQLite file."""
         try:
             super().__init__(open_ledger_file(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, max_bytes=report_bytes)
@@ -107,7 +109,7 @@ class AgentLedger(LedgerReader):
             raise explain_state_error(state_dir, SETTING_KEY, error) from None
 
     def close(self) -> None:
-        """Close the file, so that another process can open it; may be called again."""
+        """Close the file, so that another process can open it; may be repeated."""
         with self._lock:
             if self._guard >= 0:
                 self.log.close()
@@ -117,9 +119,10 @@ class AgentLedger(LedgerReader):
                 self._guard = -1
 
     def open_session(self, request: SessionRequest) -> None:
-        """Enter a session, or the new request of a known one; its secret is hashed already.
+        """Enter a session, or the new request of a known session; the secret in the request is
+        already hashed.
 
-        UnavailableError when it cannot be entered.
+        UnavailableError when the session cannot be entered.
         """
         about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
         key = (request.session_id, json.dumps(about), request.plan_json)
@@ -152,7 +155,9 @@ class AgentLedger(LedgerReader):
         *,
         synced: bool,
     ) -> None:
-        """Enter frames in one transaction; the row of a known number is not changed."""
+        """Enter frames in one transaction; if there is a row with the same number, it stays
+        unchanged.
+        """
         with self._transaction(synced=synced) as base:
             _insert_records(base, outcomes)
             self.unpacked.enter(base, outcomes)
@@ -171,7 +176,9 @@ class AgentLedger(LedgerReader):
             )
 
     def mark_joined(self, session_id: str, shares: Iterable[JoinedMember], *, synced: bool) -> None:
-        """Enter that tensors are in their operators' files, so that their own can be removed."""
+        """Record that tensors are in their operators' files, so that their own files can be
+        removed.
+        """
         with self._transaction(synced=synced) as base:
             base.executemany(
                 "UPDATE records SET joined = 1, bytes_stored = ?"
@@ -182,9 +189,9 @@ class AgentLedger(LedgerReader):
     def enter_iteration_end(
         self, frame_id: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
     ) -> None:
-        """Enter that an iteration's manifest is written, and log its balance.
+        """Record that an iteration's manifest is written, and enter its balance in the report log.
 
-        Its events are kept only where they are yet to be reported to the coordinator.
+        Events of the iteration are kept only if they have not been reported to the coordinator yet.
         """
         with self._transaction() as base:
             base.execute(database.CLEAR_APPLIED_EVENTS, (frame_id.session_id, frame_id.sequence))
@@ -198,17 +205,21 @@ class AgentLedger(LedgerReader):
             self.unindexed.enter(base, session_id, end.iteration, records)
 
     def enter_waiting_iteration(self, frame_id: FrameId, status: IterationStatus) -> None:
-        """Log the balance of an iteration whose manifest could not be written yet."""
+        """Enter the balance of an iteration in the report log, although its manifest is not written
+        yet.
+        """
         with self._transaction() as base:
             self.log.enter_balance(base, frame_id, status)
 
     def mark_applied_and_keep(self, frame_id: FrameId) -> None:
-        """Enter that timeouts or a changed plan are applied; their bodies are needed later."""
+        """Record that timeouts or a changed plan are applied; the bodies of these frames are needed
+        later.
+        """
         with self._transaction() as base:
             base.execute(_MARK_APPLIED, (frame_id.session_id, frame_id.sequence))
 
     def mark_applied(self, frame_ids: Iterable[FrameId], ordered: Iterable[int]) -> None:
-        """Enter that metadata frames of a session are applied, and clear their bodies."""
+        """Record that metadata frames of a session are applied, and clear their bodies."""
         with self._transaction() as base:
             for frame_id in frame_ids:
                 base.execute(
@@ -219,7 +230,7 @@ class AgentLedger(LedgerReader):
                 _enter_ordered_graphs(base, frame_id, ordered)
 
     def enter_session_end(self, frame_id: FrameId, end: SessionEnd) -> None:
-        """Enter that the rank ended its session."""
+        """Record that the rank has ended its session."""
         session_id, notes = frame_id.session_id, json.dumps(end.notes)
         with self._transaction() as base:
             base.execute(_MARK_APPLIED, (session_id, frame_id.sequence))
@@ -231,12 +242,12 @@ class AgentLedger(LedgerReader):
             base.execute(_INSERT_AWAY, (session_id, self._now_us()))
 
     def probe(self) -> None:
-        """Write without changing anything, which raises while the ledger cannot be written."""
+        """Write without changing anything; raises an error while the ledger cannot be written."""
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = acknowledged")
 
     def note_departed_sessions(self, session_ids: Iterable[str]) -> None:
-        """Enter since when sessions are closed or their ranks gone."""
+        """Record since when sessions have been closed, or their ranks gone."""
         new = set(session_ids) - self._departed
         if new:
             with self._transaction() as base:
@@ -244,7 +255,9 @@ class AgentLedger(LedgerReader):
             self._departed |= new
 
     def fold_some(self) -> bool:
-        """Fold some rows of sessions that ended a day ago; return whether there may be more."""
+        """Fold some rows of sessions that ended a day ago; return whether there may be more to
+        fold.
+        """
         found = self._select(
             retention.SELECT_NEXT_FOLD, self._now_us() - int(retention.ROW_RETENTION_S * 1e6)
         )
@@ -257,7 +270,8 @@ class AgentLedger(LedgerReader):
     def forget(self, session_id: str, iteration: int) -> None:
         """Fold the rows of a removed iteration into its sums.
 
-        Rows after the last end that was applied stay. Frame numbers stay known.
+        Rows after the last applied end of the iteration stay. Sequence numbers of frames stay
+        known.
         """
         folds = True
         while folds:
@@ -273,7 +287,8 @@ class AgentLedger(LedgerReader):
     def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:
         with self._lock:
             if synced is not self._synced:
-                # A power loss may revert the last commits in mode NORMAL, never those in FULL.
+                # In mode NORMAL a power loss may revert the last commits; in mode FULL it never
+                # does.
                 self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 self._synced = synced
             with self._detect_damage():

@@ -1,5 +1,5 @@
-"""The SQLite file of the ledger: one owner at a time, tables of the present version, migrations
-from older ones, and the longer statements.
+"""The SQLite file of the ledger: its lock for one owner at a time, the tables of the present
+version, migrations from older versions, and the longer statements.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Protocol
 from rankdumpd.server import state_files
 
 SCHEMA_VERSION = 11
-"""Version of the tables below, in the file's `user_version`; the first version was 0."""
+"""Version of the tables below, stored in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY,
-    request TEXT NOT NULL,           -- JSON of the request that opened it
+    request TEXT NOT NULL,           -- JSON of the request that opened the session
     plan BLOB NOT NULL,
     state TEXT NOT NULL,
-    watermark INTEGER NOT NULL,      -- every frame up to it is entered; later ones may be
+    watermark INTEGER NOT NULL,      -- frames up to it are all entered, later ones maybe
     iterations_seen INTEGER NOT NULL,
     notes TEXT NOT NULL,             -- JSON list
     graphs TEXT NOT NULL,            -- JSON list: graphs whose program order is in the tree
-    secret_hash TEXT NOT NULL DEFAULT '',  -- SHA-256 of what only its rank knows; empty: none
+    secret_hash TEXT NOT NULL DEFAULT '',  -- SHA-256 of the rank's secret; '': no secret
     opened_us INTEGER NOT NULL DEFAULT 0   -- since the epoch; 0 when it is not known
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -44,19 +44,19 @@ CREATE TABLE IF NOT EXISTS records (
     bytes_stored INTEGER NOT NULL,
     digest TEXT NOT NULL,
     timestamp_us INTEGER NOT NULL DEFAULT 0,
-    row_table TEXT NOT NULL DEFAULT '',    -- table of figures in which its line belongs
-    row TEXT NOT NULL DEFAULT '',          -- that line; empty when there is none
-    member TEXT NOT NULL DEFAULT '',       -- side and slot, where the time stamp is an operator's
-    head_bytes INTEGER NOT NULL DEFAULT 0, -- of its bin file, before its elements
-    whole TEXT NOT NULL DEFAULT '',        -- its operator's file; empty when there is none
-    whole_name TEXT NOT NULL DEFAULT '',   -- full name of that file, where it has a short one
-    joined INTEGER NOT NULL DEFAULT 0,     -- that file holds it, and path is gone
+    row_table TEXT NOT NULL DEFAULT '',    -- path of its table of statistics
+    row TEXT NOT NULL DEFAULT '',          -- line of that table; empty: no line
+    member TEXT NOT NULL DEFAULT '',       -- side and slot, if an operator has one time stamp
+    head_bytes INTEGER NOT NULL DEFAULT 0, -- bytes before the elements in its bin file
+    whole TEXT NOT NULL DEFAULT '',        -- path of its operator's file; empty: no file
+    whole_name TEXT NOT NULL DEFAULT '',   -- full name of `whole`, if that is shortened
+    joined INTEGER NOT NULL DEFAULT 0,     -- 1: `whole` holds it, `path` is removed
     microbatch INTEGER,                    -- NULL where the iteration is not divided
-    phase TEXT NOT NULL DEFAULT '',        -- of its forward pass, where that trains nothing
-    layout INTEGER NOT NULL DEFAULT 0,     -- number of its layout; 0: it is a whole tensor
-    fingerprint BLOB NOT NULL DEFAULT x'', -- digest and sketch; empty where it has none
-    baseline TEXT NOT NULL DEFAULT '',     -- root of the earlier tree that has the file
-    same_as TEXT NOT NULL DEFAULT '',      -- path of that file below it
+    phase TEXT NOT NULL DEFAULT '',        -- phase of its forward pass, if not training
+    layout INTEGER NOT NULL DEFAULT 0,     -- number of its layout; 0: a whole tensor
+    fingerprint BLOB NOT NULL DEFAULT x'', -- digest and sketch; empty: no fingerprint
+    baseline TEXT NOT NULL DEFAULT '',     -- root of the baseline that has its file
+    same_as TEXT NOT NULL DEFAULT '',      -- path of that file below `baseline`
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS layouts (
@@ -68,11 +68,11 @@ CREATE TABLE IF NOT EXISTS figures (
     session_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
     iteration INTEGER NOT NULL,
-    fate TEXT NOT NULL,              -- of the rows that are kept
-    kept INTEGER NOT NULL,           -- how many these are
-    refused TEXT NOT NULL,           -- JSON: places of the others, by reason
-    body BLOB NOT NULL,              -- the frame as it came
-    reason TEXT NOT NULL DEFAULT '', -- why its rows are degraded, if they are
+    fate TEXT NOT NULL,              -- outcome of the kept rows
+    kept INTEGER NOT NULL,           -- number of kept rows
+    refused TEXT NOT NULL,           -- JSON: positions of the dropped rows, by reason
+    body BLOB NOT NULL,              -- the frame as it arrived
+    reason TEXT NOT NULL DEFAULT '', -- why its kept rows are degraded; empty: they are not
     PRIMARY KEY (session_id, sequence)
 );
 CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
@@ -80,7 +80,7 @@ CREATE TABLE IF NOT EXISTS declarations (
     session_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
     kind TEXT NOT NULL,
-    body BLOB NOT NULL,              -- the frame as it came; empty once nobody needs it
+    body BLOB NOT NULL,              -- the frame as it arrived; empty once it is not needed
     applied INTEGER NOT NULL,
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
@@ -89,7 +89,7 @@ CREATE TABLE IF NOT EXISTS iterations (
     sequence INTEGER NOT NULL,
     iteration INTEGER NOT NULL,
     expected INTEGER NOT NULL,
-    dropped TEXT NOT NULL,           -- JSON: what the rank itself dropped, by reason
+    dropped TEXT NOT NULL,           -- JSON: tensors that the rank dropped, by reason
     stall_us INTEGER NOT NULL DEFAULT 0,
     first_position INTEGER NOT NULL DEFAULT 0,
     last_position INTEGER NOT NULL DEFAULT 0,
@@ -107,33 +107,33 @@ CREATE TABLE IF NOT EXISTS tallies (
     PRIMARY KEY (session_id, iteration, fate, reason)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS away (
-    session_id TEXT PRIMARY KEY,     -- closed by its rank, or lost
+    session_id TEXT PRIMARY KEY,     -- session that is closed by its rank, or lost
     since_us INTEGER NOT NULL,
-    folded INTEGER NOT NULL          -- 1: it has no rows left to fold into sums
+    folded INTEGER NOT NULL          -- 1: the session has no rows left to fold into sums
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of an item for the coordinator, never used again
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- number of an item, used only once
     session_id TEXT NOT NULL,
-    sequence INTEGER NOT NULL,       -- of the row of `declarations` with its body; 0: none
+    sequence INTEGER NOT NULL,       -- row of `declarations` with the body; 0: no row
     kind TEXT NOT NULL,
     events INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,          -- what it occupies until it is acknowledged
-    body BLOB NOT NULL               -- JSON; empty: that of the declaration
+    bytes INTEGER NOT NULL,          -- size of the item until it is acknowledged
+    body BLOB NOT NULL               -- JSON; empty: the declaration has the body
 );
 CREATE INDEX IF NOT EXISTS log_by_declaration ON log (session_id, sequence);
 CREATE INDEX IF NOT EXISTS log_by_kind ON log (kind, number);
 CREATE TABLE IF NOT EXISTS reporting (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     agent_id TEXT NOT NULL,
-    acknowledged INTEGER NOT NULL,   -- the coordinator needs nothing up to here again
+    acknowledged INTEGER NOT NULL,   -- the coordinator has stored all items up to it
     lost_events INTEGER NOT NULL,
     lost_states INTEGER NOT NULL     -- lost items of any other kind
 );
 CREATE TABLE IF NOT EXISTS unpacked (
-    number INTEGER PRIMARY KEY,      -- in the order in which they were written
+    number INTEGER PRIMARY KEY,      -- files in the order in which they were written
     session_id TEXT NOT NULL,
     iteration INTEGER NOT NULL,
-    sequence INTEGER NOT NULL        -- of the record whose file is yet to be packed
+    sequence INTEGER NOT NULL        -- record whose file is still to be packed
 );
 CREATE UNIQUE INDEX IF NOT EXISTS unpacked_by_iteration
     ON unpacked (session_id, iteration, sequence);
@@ -141,21 +141,21 @@ CREATE TABLE IF NOT EXISTS unindexed (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- higher for a manifest that was entered again
     session_id TEXT NOT NULL,
     iteration INTEGER NOT NULL,
-    records INTEGER NOT NULL,        -- of its manifest; 0 where that was only changed or removed
+    records INTEGER NOT NULL,        -- records of the manifest; 0: only changed or removed
     since_us INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS unindexed_by_iteration ON unindexed (session_id, iteration);
 CREATE TABLE IF NOT EXISTS pins (
-    job_id TEXT PRIMARY KEY,         -- whose iterations stay
+    job_id TEXT PRIMARY KEY,         -- job whose iterations are not removed
     since_us INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS retired (
     session_id TEXT NOT NULL,
-    iteration INTEGER NOT NULL,      -- that was removed, or is being
+    iteration INTEGER NOT NULL,      -- iteration that is or was removed
     began_us INTEGER NOT NULL,
-    done INTEGER NOT NULL,           -- its files are gone
-    bytes INTEGER NOT NULL,          -- what they took
-    status TEXT NOT NULL,            -- JSON: particulars for the audit log
+    done INTEGER NOT NULL,           -- 1: the files are removed
+    bytes INTEGER NOT NULL,          -- bytes that the removed files took
+    status TEXT NOT NULL,            -- JSON: details for the audit log
     PRIMARY KEY (session_id, iteration)
 ) WITHOUT ROWID;
 """
@@ -165,15 +165,16 @@ ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
 """,
-    # Version 2 added the table of statistics, which is made like every missing table.
+    # Version 2 added the table of statistics. No statement is needed, because missing tables are
+    # created when the file is opened.
     1: "",
-    # Version 3 added the report log, likewise.
+    # Version 3 added the report log, which is created in the same way.
     2: """
 ALTER TABLE iterations ADD COLUMN stall_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN first_position INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN last_position INTEGER NOT NULL DEFAULT 0;
 """,
-    # In version 3 rows had the folder of their table, whose name was always the same.
+    # In version 3 a row contained the folder of its table, whose file name was always the same.
     3: """
 ALTER TABLE records RENAME COLUMN row_folder TO row_table;
 UPDATE records SET row_table = row_table || '/statistic.csv' WHERE row <> '';
@@ -183,22 +184,22 @@ ALTER TABLE records ADD COLUMN whole TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN whole_name TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 """,
-    # In version 4 sessions had no secret, and iterations were never removed.
+    # Before version 5 sessions had no secret, and iterations were never removed.
     4: """
 ALTER TABLE sessions ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN opened_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN ended_us INTEGER NOT NULL DEFAULT 0;
 """,
-    # Version 6 added layouts, which is a table that is made like every missing one.
+    # Version 6 added the table of layouts, which is created like every missing table.
     5: """
 ALTER TABLE records ADD COLUMN microbatch INTEGER;
 ALTER TABLE records ADD COLUMN phase TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN layout INTEGER NOT NULL DEFAULT 0;
 """,
-    # Version 7 added the table of unpacked files, likewise.
+    # Version 7 added the table of unpacked files, which is created like every missing table.
     6: "",
-    # Before version 8 a tensor was degraded for one reason only. Files of the first versions have
-    # neither of these tables yet, so they are made here as they were.
+    # Before version 8 a tensor was degraded for one reason only. Files of the first versions lack
+    # these two tables, so the tables are created here in their form before version 8.
     7: """
 CREATE TABLE IF NOT EXISTS figures (
     session_id TEXT NOT NULL,
@@ -224,7 +225,7 @@ ALTER TABLE figures ADD COLUMN reason TEXT NOT NULL DEFAULT '';
 UPDATE figures SET reason = 'buffer_full' WHERE fate = 'degraded';
 UPDATE tallies SET reason = 'buffer_full' WHERE fate = 'degraded';
 """,
-    # Version 9 added the table of unindexed manifests, which is made like every missing one.
+    # Version 9 added the table of unindexed manifests, which is created like every missing table.
     8: "",
     9: """
 ALTER TABLE records ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x'';
@@ -234,20 +235,20 @@ ALTER TABLE records ADD COLUMN baseline TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN same_as TEXT NOT NULL DEFAULT '';
 """,
 }
-"""Statements that bring the tables of a version to the next one."""
+"""Statements that migrate the tables of a version to the next version."""
 
 
 SETTING_KEY = "agent.state_dir"
 _TEXT_FACTORY = partial(str, encoding="utf-8", errors="replace")
-"""Reads a text that a disk corrupted without an error, so that its row can be read."""
+"""Decodes text that a disk has corrupted without an error, so that its row can be read."""
 
 
 def open_ledger_file(path: Path) -> sqlite3.Connection:
-    """Return a connection; tables of an earlier version are brought up to the present one."""
+    """Return a connection; tables of an earlier version are migrated to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
         base.text_factory = _TEXT_FACTORY
-        # Set before the first table is made: deleted rows free space in the file.
+        # Set before the first table is created; with this mode deleted rows free space in the file.
         base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")
         state_files.migrate_tables(
@@ -264,7 +265,7 @@ def open_ledger_file(path: Path) -> sqlite3.Connection:
 
 
 def open_ledger_for_reading(path: Path) -> sqlite3.Connection:
-    """Return a second connection, so that long reads do not hold up commits."""
+    """Return a second connection, so that long reads do not delay commits."""
     base = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro",
         uri=True,
@@ -276,10 +277,12 @@ def open_ledger_for_reading(path: Path) -> sqlite3.Connection:
 
 
 class LedgerTransaction(Protocol):
-    """Begins a transaction of the ledger; a synced one survives a power loss."""
+    """Begins a transaction of the ledger; a synced transaction survives a power loss."""
 
     def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]:
-        """Return the connection; the block's end commits, an exception rolls back."""
+        """Return a context with the connection; the end of the block commits, an exception rolls
+        back.
+        """
         ...
 
 
@@ -287,17 +290,19 @@ class RowQuery(Protocol):
     """Runs a query on the ledger."""
 
     def __call__(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        """Return all of its rows."""
+        """Return all rows of the result."""
         ...
 
 
 def lock_ledger_folder(state_dir: Path) -> int:
-    """Lock the folder and return its descriptor: two agents must not share a ledger."""
+    """Lock the folder and return the descriptor of the lock, because two agents must not share a
+    ledger.
+    """
     return state_files.lock_state_folder(state_dir, "lock", SETTING_KEY, "agent")
 
 
 INSERT_REPORTING = "INSERT OR IGNORE INTO reporting VALUES (1, lower(hex(randomblob(16))), 0, 0, 0)"
-# As one row, because sqlite releases the GIL at every row.
+# The result is one row, because sqlite3 releases the GIL at every row.
 SELECT_NEXT_ITEMS = """
 SELECT json_group_array(json_array(number, kind, session_id, job_id, rank, events, length(body))),
     CAST(group_concat(body, '') AS BLOB)
@@ -323,7 +328,9 @@ AND (session_id, sequence) IN
 AND sequence < (SELECT MAX(sequence) FROM iterations AS i
     WHERE i.session_id = declarations.session_id)
 """
-"""Events are applied once an iteration ended after them, whatever their column `applied` is."""
+"""Events count as applied once an iteration has ended after them, whatever their column `applied`
+says.
+"""
 NOT_APPLIED_CONDITION = """
 applied = 0 AND (kind <> 'EventColumns' OR sequence > COALESCE((SELECT MAX(sequence)
     FROM iterations AS i WHERE i.session_id = declarations.session_id), 0))
@@ -335,7 +342,7 @@ AND sequence <= ?2 AND sequence > COALESCE(
 AND (sequence = ?2 OR kind = 'EventColumns' AND NOT EXISTS (SELECT 1 FROM log
     WHERE log.session_id = ?1 AND log.sequence = declarations.sequence))
 """
-"""Events that are yet to be reported stay until the coordinator has them."""
+"""Events that are still to be reported stay until the coordinator has stored them."""
 SELECT_NEWEST_TIMEOUTS = """
 SELECT MAX(sequence) FROM declarations WHERE session_id = ?1 AND kind = 'Timeouts'
 AND NOT EXISTS (SELECT 1 FROM log WHERE session_id = ?1 AND kind = 'timeouts')

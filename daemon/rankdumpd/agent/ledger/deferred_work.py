@@ -1,11 +1,13 @@
-"""Work that the ledger lists until it is done, oldest first: manifests whose rows the table of
-statistics does not have yet, and files that were stored unpacked under pressure.
+"""Work that the ledger lists until it is done, oldest first: manifests whose rows are not in the
+table of statistics yet, and files that were stored unpacked under pressure.
 
-A row is entered in the transaction that enters the change or the record. One of a manifest is
-deleted after the table's file has its final name; a crash between the two leaves a row whose
-manifest is found to be in the table. One of a file is deleted in the transaction that enters the
-size of the packed file; a crash before it leaves a file that is found to be packed. Rows of a
-session are not folded while one of its files waits.
+The row of a manifest is entered in the same transaction as the change of the manifest, and deleted
+after the file of the table has its final name. A crash between the two leaves a row whose manifest
+is found to be in the table already.
+
+The row of an unpacked file is entered together with its record, and deleted in the transaction that
+enters the size of the packed file. A crash before that leaves a row whose file is found to be
+packed. Rows of a session are not folded while one of its files waits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery
 from rankdumpd.agent.ledger.rows import parse_shape
 from rankdumpd.agent.records import RecordOutcome, RecordStatus
 
-# A new number each time: a manifest that changes while it is read stays.
+# The row gets a new number each time, so that a manifest that changes while it is read stays
+# entered.
 _ENTER = """
 INSERT OR REPLACE INTO unindexed (session_id, iteration, records, since_us)
 SELECT ?1, ?2, MAX(?3, COALESCE(MAX(records), 0)), MIN(?4, COALESCE(MIN(since_us), ?4))
@@ -35,16 +38,16 @@ SELECT number, iteration, records FROM unindexed WHERE session_id = ? ORDER BY n
 
 
 class UnindexedSession(NamedTuple):
-    """Manifests of one session that are not in the table."""
+    """Manifests of one session that are not in the table of statistics."""
 
     session_id: str
     records: int
     since_us: int
-    """When its oldest manifest was written, since the epoch."""
+    """Time at which the oldest manifest was written, in microseconds since the epoch."""
 
 
 class UnindexedManifest(NamedTuple):
-    """One row."""
+    """One row: a manifest that is not in the table of statistics."""
 
     number: int
     iteration: int
@@ -59,17 +62,17 @@ class UnindexedManifests:
     ) -> None:
         self._select, self._transaction, self._now_us = select, transaction, now_us
         self.is_kept = False
-        """Whether manifests are entered: somebody writes the table."""
+        """Whether manifests are entered at all; only if a table writer is running."""
 
     def enter(
         self, base: sqlite3.Connection, session_id: str, iteration: int, records: int = 0
     ) -> None:
-        """Enter a manifest of that many records, in a transaction that the caller began."""
+        """Enter a manifest with `records` records, in a transaction that the caller has begun."""
         if self.is_kept:
             base.execute(_ENTER, (session_id, iteration, records, self._now_us()))
 
     def list_sessions(self) -> list[UnindexedSession]:
-        """Return what waits, the session of the oldest row first."""
+        """Return the sessions with unindexed manifests, the session of the oldest row first."""
         return [UnindexedSession(*row) for row in self._select(_WAITING)]
 
     def list_manifests(self, session_id: str, limit: int) -> list[UnindexedManifest]:
@@ -77,7 +80,7 @@ class UnindexedManifests:
         return [UnindexedManifest(*row) for row in self._select(_ROWS, session_id, limit)]
 
     def delete(self, rows: Iterable[UnindexedManifest]) -> None:
-        """Delete rows that are in the table; one that was entered again meanwhile stays."""
+        """Delete rows that are in the table; a row that was entered again in the meantime stays."""
         with self._transaction() as base:
             base.executemany(
                 "DELETE FROM unindexed WHERE number = ?", [(each.number,) for each in rows]
@@ -103,18 +106,18 @@ _ITERATION_SUMS = f"{_SUMS} WHERE u.session_id = ? AND u.iteration = ?"
 
 @dataclass(frozen=True, slots=True)
 class UnpackedFile:
-    """The file of a record that is yet to be packed."""
+    """The file of a record that is still to be packed."""
 
     session_id: str
     iteration: int
     sequence: int
     path: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     dtype: str
     shape: tuple[int, ...]
     digest: str
     bytes_stored: int
-    """Bytes of its file; 0 for a link."""
+    """Bytes of the file; 0 for a link."""
     is_link: bool
 
 
@@ -127,19 +130,19 @@ class UnpackedFiles:
         self._select, self._transaction, self._unindexed = select, transaction, unindexed
         ((files, byte_count),) = select(_SUMS)
         self.sums: tuple[int, int] = (files, byte_count)
-        """How many files wait, and their bytes."""
+        """Number of waiting files, and their bytes."""
         self._pending = [0, 0]
-        """Changes of the sums by the present transaction."""
+        """Changes of `sums` by the present transaction."""
 
     def end_transaction(self, *, is_committed: bool) -> None:
-        """Add the changes of a transaction to the sums, if it was committed."""
+        """Add the changes of a transaction to `sums`, if it was committed."""
         files, byte_count = self._pending
         self._pending = [0, 0]
         if is_committed:
             self.sums = self.sums[0] + files, self.sums[1] + byte_count
 
     def enter(self, base: sqlite3.Connection, outcomes: Iterable[RecordOutcome]) -> None:
-        """Enter those of some records whose files are unpacked."""
+        """Enter the files of those records that were stored unpacked."""
         for each in outcomes:
             if each.unpacked:
                 key = each.frame_id.session_id, each.head.iteration, each.frame_id.sequence
@@ -147,28 +150,28 @@ class UnpackedFiles:
                 self._count(is_new, is_new * each.bytes_stored)
 
     def list_next(self, limit: int) -> list[UnpackedFile]:
-        """Return files of the iteration that has the oldest one, at most `limit`."""
+        """Return at most `limit` files of the iteration that has the oldest file."""
         while found := self._select(_NEXT_ITERATION):
             ((session_id, iteration),) = found
             rows = self._select(_FILES_OF_ITERATION, session_id, iteration, limit)
             if rows:
                 return [_read_file(session_id, iteration, row) for row in rows]
-            # A damaged ledger may have lost their records.
+            # The ledger has no records for these rows, which damage to the ledger may cause.
             with self._transaction() as base:
                 self.drop_iteration(base, session_id, iteration)
         return []
 
     def count(self, session_id: str, iteration: int) -> int:
-        """Return how many files of an iteration wait."""
+        """Return the number of waiting files of an iteration."""
         ((count,),) = self._select(_COUNT, session_id, iteration)
         return count
 
     def has(self, file: UnpackedFile) -> bool:
-        """Return whether a file still waits: its iteration may have been retired."""
+        """Return whether a file still waits; it does not if its iteration was retired."""
         return bool(self._select(_FIND, *_make_key(file)))
 
     def enter_packed(self, packed: Sequence[tuple[UnpackedFile, int]], *, synced: bool) -> None:
-        """Enter files as packed, with the bytes that each takes now."""
+        """Record that files are packed, with the bytes that each file takes now."""
         with self._transaction(synced=synced) as base:
             base.executemany(
                 "UPDATE records SET bytes_stored = ? WHERE session_id = ? AND sequence = ?",
@@ -179,7 +182,7 @@ class UnpackedFiles:
                 self._count(-waited, -waited * file.bytes_stored)
             for place in {(file.session_id, file.iteration) for file, _ in packed}:
                 ((left,),) = base.execute(_COUNT, place).fetchall()
-                if not left:  # its manifest was changed
+                if not left:  # the manifest was changed with its last file
                     self._unindexed.enter(base, *place)
 
     def drop_iteration(self, base: sqlite3.Connection, session_id: str, iteration: int) -> None:

@@ -1,5 +1,5 @@
-"""Read access to the ledger of an agent: sessions, counts and stored records of an iteration. A
-damaged file is detected here.
+"""Read access to the ledger of an agent: sessions, counts and stored records of an iteration.
+Damage to the file is detected here.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from rankdumpd.server import state_files
 
 MAX_READ_ROWS = 4096
 LOST_AFTER_S = 86_400.0
-"""Time after which a lost rank is not expected any more; if it returns, its session is found."""
+"""Seconds after which a lost rank is not expected any more; if it returns, its session is still
+found.
+"""
 DAMAGE_REMEDY = "`rankdumpd rebuild` makes a new one from a tree"
 _MAX_SEQUENCE = (1 << 63) - 1
 
 
 class LedgerReader:
-    """Rows of all sessions, for reading; safe to use from several threads, one at a time."""
+    """Reads the rows of all sessions; safe to use from several threads, one at a time."""
 
     def __init__(self, base: sqlite3.Connection, name: str, now_us: Callable[[], int]) -> None:
         self._base, self._name, self._now_us = base, name, now_us
         self._lock = threading.Lock()
         self.damage = ""
-        """Why the file is damaged; empty when it is not."""
+        """Why the file counts as damaged; empty when it is not damaged."""
         self.on_damage: Callable[[], None] = lambda: None
-        """Called when damage is detected, in any thread."""
+        """Called when damage is detected; may be called in any thread."""
 
     def check(self) -> None:
-        """Raise CorruptedError when damage to the file was detected."""
+        """Raise a CorruptedError when damage to the file was detected."""
         if self.damage:
             raise CorruptedError(self.damage)
 
@@ -57,9 +59,11 @@ class LedgerReader:
         return rows.read_session_row(found[0]) if found else None
 
     def unfinished(self) -> list[str]:
-        """Return sessions that have not ended or have pending metadata, in order of opening.
+        """Return the sessions that have not ended or have pending metadata, in the order of their
+        opening.
 
-        Sessions whose rank was lost a day ago are left out; they are found when it returns.
+        Sessions whose rank was lost a day ago or earlier are left out; `find` returns them when the
+        rank returns.
         """
         closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_AFTER_S * 1e6)
         found = self._select(
@@ -75,7 +79,7 @@ class LedgerReader:
         return [str(session_id) for (session_id,) in found]
 
     def committed_beyond(self, session_id: str, watermark: int) -> list[int]:
-        """Return the committed numbers above the watermark."""
+        """Return the committed sequence numbers above the watermark."""
         found = self._select(
             "SELECT sequence FROM records WHERE session_id = ?1 AND sequence > ?2"
             " UNION SELECT sequence FROM figures WHERE session_id = ?1 AND sequence > ?2"
@@ -111,7 +115,8 @@ class LedgerReader:
 
     def counts(self, session_id: str) -> list[OutcomeCountRow]:
         """Return the outcomes of a session's tensors, counted by iteration and reason."""
-        # Tensors that never arrived may declare any size: SUM fails over 63 bits.
+        # TOTAL and not SUM, which fails over 63 bits, because tensors that never arrived may
+        # declare any size.
         found = self._select(
             "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
             " CAST(TOTAL(bytes_stored) AS INTEGER)"
@@ -152,9 +157,9 @@ class LedgerReader:
         ]
 
     def kept(self, session_id: str, iteration: int) -> list[StoredRecord | StoredStatisticRows]:
-        """Return every tensor of an iteration that is in the tree, in the order of the frames."""
-        # As one row: sqlite releases the GIL at every row, and acquiring it thousands of times
-        # costs more than the reading.
+        """Return the tensors of an iteration that are in the tree, in the order of their frames."""
+        # The result is one row, because sqlite3 releases the GIL at every row, and acquiring it
+        # thousands of times costs more than reading.
         ((records,),) = self._select(
             f"SELECT json_group_array(json_array({rows.KEPT_COLUMNS})) FROM records"
             " WHERE session_id = ? AND iteration = ? AND fate <> ?",
@@ -177,7 +182,7 @@ class LedgerReader:
     def members(self, session_id: str, iteration: int, *, before: int) -> list[OperatorMember]:
         """Return the tensors of an iteration that have or had a `bin` file of their own.
 
-        Only those with a number below `before`: later ones may not all have arrived.
+        Only frames with a number below `before`, because later frames may not all have arrived.
         """
         ((found,),) = self._select(
             f"SELECT json_group_array(json_array({rows.MEMBER_COLUMNS})) FROM records"
@@ -191,7 +196,9 @@ class LedgerReader:
     def table_rows(
         self, session_id: str, *, after: int, up_to: int
     ) -> tuple[list[StatisticTableRow | StoredStatisticRows], int]:
-        """Return the next rows for tables of statistics, and the number up to which they go."""
+        """Return the next rows for tables of statistics, and the sequence number up to which they
+        go.
+        """
         query = (
             "SELECT sequence, row_table, row, 1, NULL, '' FROM records"
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND row <> ''"
@@ -202,7 +209,8 @@ class LedgerReader:
         found: list[StatisticTableRow | StoredStatisticRows] = []
         count = 0
         with self._lock, self._detect_damage():
-            # In batches: the rows that accumulated while a disk was full may exceed the memory.
+            # In batches, because the rows that accumulated while a disk was full may exceed the
+            # memory.
             for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
             ):
@@ -214,7 +222,9 @@ class LedgerReader:
         return found, up_to
 
     def last_end(self, session_id: str) -> int:
-        """Return the number of the last end of an iteration that is applied, or 0."""
+        """Return the sequence number of the last iteration end that is applied; 0 if
+        there is none.
+        """
         query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
         ((sequence,),) = self._select(query, session_id)
         return rows.read_number(sequence or 0)
@@ -225,7 +235,9 @@ class LedgerReader:
 
     @contextmanager
     def _detect_damage(self) -> Generator[None]:
-        """Raise UnavailableError when the file is damaged, and note that."""
+        """Raise an UnavailableError and remember the damage when the block finds the
+        file damaged.
+        """
         try:
             yield
         except sqlite3.DatabaseError as error:

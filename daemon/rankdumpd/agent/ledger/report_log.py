@@ -1,7 +1,7 @@
-"""The report log: numbered items for the coordinator, kept in the ledger until it has stored them.
-A number is never used for two items, even after a power loss.
+"""The report log: numbered items for the coordinator, kept in the ledger until the coordinator has
+stored them. No number is ever used for two items, even after a power loss.
 
-Events are not written a second time: their item refers to the metadata frame, whose body is kept.
+Events are not stored a second time: their item refers to the metadata frame, whose body is kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.records import FrameId, MetadataFrame
 
 NUMBER_GAP = 1 << 32
-"""Numbers that are skipped where some may have been lost: more than one process can lose. There are
-numbers for two billion such gaps."""
+"""Numbers that are skipped where some may have been lost; no process loses more. 63 bits have room
+for two billion such gaps.
+"""
 
 _SET_NUMBER = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'log'"
 
@@ -43,15 +44,16 @@ _ITEM_BYTES = 128
 class ReportLog:
     """The report log of one ledger; safe to use from several threads.
 
-    Items about frames are entered in the transaction of the frames, and so exactly once.
+    Items about frames are entered in the same transaction as the frames, so each is entered exactly
+    once.
     """
 
     def __init__(self, path: Path, transaction: LedgerTransaction, *, max_bytes: int) -> None:
-        """Keep at most `max_bytes`; 0 without a coordinator."""
+        """The log keeps at most `max_bytes`; 0 without a coordinator."""
         self._transaction = transaction
         self._max_bytes = max_bytes
         self._held_bytes: int | None = None
-        # A connection of its own: reading megabytes must not block commits of frames.
+        # A separate connection, because reading megabytes must not delay commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
         self.newest = 0
@@ -60,7 +62,7 @@ class ReportLog:
             base.execute(database.INSERT_REPORTING)
             newest = _read_newest(base)
             if max_bytes and newest:
-                # Continue above any number that an earlier process can have used.
+                # Continue above every number that an earlier process may have used.
                 base.execute(_SET_NUMBER, (newest + NUMBER_GAP,))
 
     def close(self) -> None:
@@ -69,11 +71,13 @@ class ReportLog:
             self._base.close()
 
     def forget_counts(self) -> None:
-        """Compute the size of the log again, because a transaction was rolled back."""
+        """Compute the size of the log again at the next use, because a transaction was
+        rolled back.
+        """
         self._held_bytes = None
 
     def enter_declared(self, base: sqlite3.Connection, declared: Iterable[MetadataFrame]) -> None:
-        """Enter items for the events and timeouts of frames, before the frames themselves."""
+        """Enter items for the events and timeouts in frames, before the frames themselves."""
         for each in declared:
             if isinstance(each.declaration, EventColumns):
                 self._enter_frame(base, ReportItemKind.EVENTS, each, events=len(each.declaration))
@@ -85,15 +89,15 @@ class ReportLog:
     def enter_balance(
         self, base: sqlite3.Connection, frame_id: FrameId, status: IterationStatus
     ) -> None:
-        """Enter the balance of an iteration, after all of its events."""
+        """Enter the balance of an iteration, after all events of the iteration."""
         body = asdict(status) | {"dropped": dict(status.dropped)}
         self._enter(base, ReportItemKind.BALANCE, frame_id, json.dumps(body).encode())
 
     def enter_session(self, status: SessionStatus, root: str) -> None:
         """Enter the status of a session and the root of its tree.
 
-        Of several that are not reported yet only the first, which must precede the events, and
-        the last are kept.
+        Of several statuses that are not reported yet, only the first, which must precede the
+        events, and the last are kept.
         """
         frame_id = FrameId(status.session_id, 0)
         body = json.dumps({"root": root, "status": asdict(status)}).encode()
@@ -114,15 +118,16 @@ class ReportLog:
                 self._enter(base, ReportItemKind.TIMEOUTS, FrameId(session_id, sequence), b"")
 
     def acknowledged(self, number: int) -> None:
-        """Remove the items up to a number, which the coordinator has stored."""
+        """Remove the items up to a number, because the coordinator has stored them."""
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = MAX(acknowledged, ?)", (number,))
             self._remove(base, 0, number)
 
     def begin_after(self, number: int) -> int:
-        """Move all items above a number, unless the newest has reached it; return how many moved.
+        """Renumber all items to numbers above `number`, unless the newest has reached it; return
+        how many.
 
-        All of them are reported again, because it is not known which the coordinator has.
+        All items are reported again, because it is not known which of them the coordinator has.
         """
         with self._transaction() as base:
             newest = _read_newest(base)
@@ -130,7 +135,7 @@ class ReportLog:
                 return 0
             if not newest:
                 base.execute("INSERT INTO sqlite_sequence VALUES ('log', 0)")
-            # All at once: no new number is equal to an old one.
+            # One statement renumbers all items, so that no new number equals an old one.
             moved = base.execute("UPDATE log SET number = number + ?", (number,)).rowcount
             base.execute(_SET_NUMBER, (number + newest,))
             return moved
@@ -169,16 +174,16 @@ class ReportLog:
         return self._select_row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
 
     def lost(self) -> tuple[int, int]:
-        """Return how many events and how many other items were ever dropped."""
+        """Return how many events and how many other items have been dropped in total."""
         events, states = self._select_row("SELECT lost_events, lost_states FROM reporting")
         return events, states
 
     def agent_id(self) -> str:
-        """Return the id of this ledger, for which its items are numbered."""
+        """Return the id of this ledger; item numbers are unique for each id."""
         return self._select_row("SELECT agent_id FROM reporting")[0]
 
     def acknowledged_to(self) -> int:
-        """Return the number up to which the coordinator ever acknowledged everything."""
+        """Return the highest number up to which the coordinator has acknowledged everything."""
         return self._select_row("SELECT acknowledged FROM reporting")[0]
 
     def _select_row(self, query: str, *values: int) -> tuple[Any, ...]:
@@ -267,7 +272,7 @@ class ReportLog:
 
 
 def _forget_timeouts(base: sqlite3.Connection, session_id: str) -> None:
-    """Remove earlier timeouts of a session: the new ones are complete."""
+    """Remove earlier timeouts of a session, because the new ones are complete."""
     base.execute("DELETE FROM log WHERE session_id = ? AND kind = 'timeouts'", (session_id,))
     base.execute(
         "UPDATE declarations SET body = x'' WHERE session_id = ? AND kind = 'Timeouts'"

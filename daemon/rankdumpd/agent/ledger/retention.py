@@ -1,10 +1,10 @@
 """Removal of rows from the ledger: rows of ended iterations are folded into sums, and iterations
 are retired from their trees unless their job is pinned.
 
-Rows that a restart would need are not folded: only those up to the end of an iteration whose
-manifest is in the tree; status and balances stay as they are. A row of `retired` is entered
-before the first file is removed, and marked as done after the last one: the next process
-finishes a removal that a crash interrupted.
+Rows that a restart would need are not folded: only rows up to the end of an iteration whose
+manifest is in the tree are; status and balances stay as they are. A row of `retired` is entered
+before the first file is removed, and marked as done after the last one, so that the next process
+can finish a removal that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankdumpd.agent.ledger.deferred_work import UnindexedManifests, UnpackedFil
 from rankdumpd.agent.ledger.rows import CHANGED_PLAN_KIND, EndedIteration, IterationRemoval
 
 MAX_RETIRED_ITERATIONS = 256
-"""Iterations that are considered in one pass, oldest first."""
+"""Largest number of iterations that one pass considers, oldest first."""
 
 _JOB_ID = """
 CASE WHEN json_valid(request) THEN CASE json_type(request, '$.job_id')
@@ -59,7 +59,7 @@ WHERE jobs.job_id IS NOT NULL AND i.iteration < COALESCE(begun.newest, i.iterati
         WHERE r.session_id = i.session_id AND r.iteration = i.iteration)
 GROUP BY jobs.job_id, i.iteration ORDER BY ended, i.iteration LIMIT ?
 """
-"""Of a job with live ranks only iterations that all of them have passed."""
+"""If a job has live ranks, only iterations that all of them have passed are selected."""
 _PARTS = f"""{_JOBS}
 SELECT DISTINCT session_id FROM iterations JOIN jobs USING (session_id)
 WHERE job_id = ?1 AND iteration = ?2 AND NOT EXISTS (SELECT 1 FROM retired AS r
@@ -81,7 +81,7 @@ SELECT {_JOB_ID} AS job_id, {_ROOT} AS root, CAST(
     - (SELECT TOTAL(bytes) FROM retired AS g WHERE g.session_id = s.session_id) AS INTEGER)
 FROM sessions AS s WHERE job_id IS NOT NULL AND root IS NOT NULL
 """
-"""With TOTAL, because SUM fails over 63 bits, which one damaged number can exceed."""
+"""TOTAL and not SUM, which fails over 63 bits, because one damaged number can exceed them."""
 _RETIRED = f"""{_JOBS}
 SELECT job_id, COUNT(*) FROM retired JOIN jobs USING (session_id)
 WHERE done AND job_id IS NOT NULL GROUP BY job_id
@@ -104,14 +104,15 @@ class RetiredIterations:
     ) -> None:
         self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
         self._unpacked, self._unindexed = unpacked, unindexed
-        # A connection of its own: searching old iterations must not block commits of frames.
+        # A separate connection, because searching old iterations must not delay commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
         with transaction() as base:
-            # Older versions did not enter the time; of these iterations it is the present one.
+            # Older versions did not store when an iteration ended; for their iterations the present
+            # time is used.
             base.execute("UPDATE iterations SET ended_us = ? WHERE ended_us = 0", (now_us(),))
         self.pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
-        """The jobs that are pinned."""
+        """Ids of the pinned jobs."""
 
     def close(self) -> None:
         """Close the file."""
@@ -119,7 +120,9 @@ class RetiredIterations:
             self._base.close()
 
     def pin(self, job_id: str, pinned: bool) -> None:
-        """Keep the iterations of a job, or no longer; repeating it changes nothing."""
+        """Pin a job, so that its iterations are kept, or unpin it; repeating the call changes
+        nothing.
+        """
         with self._transaction(synced=True) as base:
             if pinned:
                 base.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (job_id, self._now_us()))
@@ -134,7 +137,7 @@ class RetiredIterations:
         return [(job_id, str(Path(root)), size) for job_id, root, size in found]
 
     def counts(self) -> dict[str, int]:
-        """Return how many iterations of ranks were removed, by job."""
+        """Return the number of removed iterations of ranks, by job."""
         return dict(cast("list[tuple[str, int]]", self._ledger_select(_RETIRED)))
 
     def oldest(self) -> list[EndedIteration]:
@@ -142,14 +145,16 @@ class RetiredIterations:
         return [EndedIteration(*row) for row in self._select(_OLDEST, MAX_RETIRED_ITERATIONS)]
 
     def parts(self, ended: EndedIteration) -> list[str]:
-        """Return the sessions whose part of an iteration may be removed; none while one is open."""
+        """Return the sessions whose part of an iteration may be removed; none while a
+        part is open.
+        """
         about = (ended.job_id, ended.iteration)
         if self._select(_OPEN, *about):
             return []
         return [session_id for (session_id,) in self._select(_PARTS, *about)]
 
     def unfinished(self) -> list[IterationRemoval]:
-        """Return the parts whose removal was begun and is not finished."""
+        """Return the parts whose removal has begun and is not finished."""
         return [
             IterationRemoval(session_id, iteration, size, began_us, _parse_particulars(about))
             for session_id, iteration, size, began_us, about in self._select(_UNFINISHED)
@@ -178,7 +183,7 @@ class RetiredIterations:
         return True
 
     def finish_removal(self, part: IterationRemoval) -> None:
-        """Enter that the files of a part are removed."""
+        """Record that the files of a part are removed."""
         with self._transaction() as base:
             base.execute(
                 "UPDATE retired SET done = 1 WHERE session_id = ? AND iteration = ?",
@@ -192,7 +197,7 @@ class RetiredIterations:
 
 
 def _parse_particulars(text: str) -> dict[str, Any]:
-    """Return the particulars of a removal; none for a damaged row."""
+    """Return the details of a removal; none for a damaged row."""
     try:
         found: object = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -201,9 +206,9 @@ def _parse_particulars(text: str) -> dict[str, Any]:
 
 
 ROW_RETENTION_S = 86_400.0
-"""Rows of a session are kept for a day after its end, or after its rank was lost."""
+"""Seconds for which rows of a session are kept after its end, or after its rank was lost."""
 MAX_FOLDED_ROWS = 4096
-"""Rows that one transaction folds, during which commits of frames wait."""
+"""Largest number of rows that one transaction folds, because commits of frames wait for it."""
 
 _OVER_CONDITION = """
 session_id = ?1 AND sequence <= (SELECT MAX(sequence) FROM iterations WHERE session_id = ?1)
@@ -219,7 +224,8 @@ records = records + excluded.records, bytes_in = bytes_in + excluded.bytes_in,
 bytes_stored = bytes_stored + excluded.bytes_stored
 """
 _FOLDED_ROWS = f"{_OVER_CONDITION} AND (?2 < 0 OR iteration = ?2) AND sequence <= ?3"
-# Of a damaged row the readable columns are counted, so that it does not block the others.
+# TOTAL and the JSON checks count only the readable columns of a damaged row, so that the row does
+# not prevent folding others.
 _SUMS = {
     "records": (
         "INSERT INTO tallies SELECT session_id, iteration, fate, reason, COUNT(*),"
@@ -255,19 +261,21 @@ SELECT_NEXT_FOLD = """
 SELECT session_id FROM away WHERE NOT folded AND since_us <= ? AND NOT EXISTS
     (SELECT 1 FROM unpacked WHERE unpacked.session_id = away.session_id) LIMIT 1
 """
-"""A session that ended before then, has rows left and no file that is yet to be packed."""
+"""Selects a session that ended before the given time and has rows left, but no file that is still
+to be packed.
+"""
 INSERT_CLOSED_SESSIONS = f"""
 INSERT OR IGNORE INTO away SELECT session_id, ?, 0 FROM sessions
 WHERE state = '{SessionState.CLOSED.value}'
 """
-"""Enters the present time for closed sessions without one."""
+"""Stores the present time for closed sessions without a time."""
 
 VACUUM_PAGES = "PRAGMA incremental_vacuum(1024)"
 """Returns free pages to the disk: a few more than the folded rows occupied."""
 
 
 def fold_rows(base: sqlite3.Connection, session_id: str, iteration: int = -1) -> bool:
-    """Fold some rows of an iteration, or of all that ended; return whether there were any."""
+    """Fold some rows of an iteration, or of all ended iterations; return whether there were any."""
     base.execute(_RAISE_WATERMARK, (session_id,))
     for table, sums in _SUMS.items():
         query = _LAST_OF_FIRST.format(table=table)

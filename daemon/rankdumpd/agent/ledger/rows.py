@@ -1,4 +1,6 @@
-"""Rows of the ledger: the values that it returns, and conversion from and to columns. Pure."""
+"""Rows of the ledger: the values that the ledger returns, and their conversion from and to columns.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ class LedgerSessionRow:
     request: SessionRequest
     state: SessionState
     watermark: int
-    """Every frame up to this number is committed; more may be."""
+    """Every frame up to this sequence number is committed; frames above it may be, too."""
     iterations_seen: int
     notes: tuple[str, ...]
     ordered_graphs: tuple[int, ...]
@@ -88,7 +90,7 @@ class OutcomeCountRow:
 
 
 class ReportItemKind(str, Enum):
-    """Content of an item of the report log; the value is its word in the ledger."""
+    """Content of an item of the report log; the ledger stores the value."""
 
     SESSION = "session"
     TIMEOUTS = "timeouts"
@@ -98,7 +100,7 @@ class ReportItemKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportItem:
-    """An item for the coordinator, under a permanent number."""
+    """An item for the coordinator, with its permanent number."""
 
     number: int
     kind: ReportItemKind
@@ -106,32 +108,32 @@ class ReportItem:
     job_id: str
     rank: int
     events: int
-    """Events in it."""
+    """Number of events in the item."""
     body: bytes
     """The frame as the rank sent it, or the JSON of a session or a balance."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedIteration:
-    """An iteration of a job that ended on all of its ranks at this agent."""
+    """An iteration of a job that has ended on all of the job's ranks at this agent."""
 
     job_id: str
     iteration: int
     ended_us: int
-    """Time at which the last of them ended it, since the epoch."""
+    """Time at which the last rank ended the iteration, in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationRemoval:
-    """A rank's part of an iteration that is removed."""
+    """One rank's part of an iteration that is being removed."""
 
     session_id: str
     iteration: int
     byte_count: int
-    """Bytes that the removal frees; files with other links free none."""
+    """Bytes that the removal frees; files with other hard links free none."""
     began_us: int
     about: Mapping[str, object]
-    """Its `job` and `rank`, and `why` it is removed, among others."""
+    """Details such as `job`, `rank`, and `why` the iteration is removed."""
 
 
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs, secret_hash"
@@ -142,7 +144,9 @@ KEPT_COLUMNS = (
     " phase, CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout)"
     " END, baseline, same_as"
 )
-"""With the fields of a ManifestRecord, in their order; JSON has no bytes."""
+"""Columns with the fields of a ManifestRecord in their order; the fingerprint is in hexadecimal,
+because JSON has no bytes.
+"""
 _SHAPE_INDEX = ManifestRecord._fields.index("shape")
 _LAYOUT_INDEX = ManifestRecord._fields.index("layout")
 MEMBER_COLUMNS = (
@@ -153,20 +157,22 @@ RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?, ?, ?, ?)"
 _MAX_REMEMBERED_LAYOUTS = 1 << 13
 _NO_MEMBER = OperatorMembership("")
 _NO_FILE = ("", "")
-# Reading the value of a member of an enumeration is a Python call.
+# In a dictionary, because reading the value of an enumeration member is a Python call.
 _STATUS_WORDS = {status: status.value for status in RecordStatus}
 _LIMIT = 1 << 63
 
 
 def read_number(value: object) -> int:
-    """Return the number in a column; CorruptedError when it is not a valid number."""
+    """Return the number in a column; CorruptedError when the column has no valid number."""
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
         raise CorruptedError(f"the ledger has {value!r:.40} in the place of a number")
     return value
 
 
 def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
-    """Return a session from the columns of SESSION_COLUMNS; CorruptedError if it is invalid."""
+    """Return a session from the columns of SESSION_COLUMNS; CorruptedError if a column
+    is invalid.
+    """
     request, plan, state, watermark, seen, notes, graphs, secret_hash = row
     try:
         about, secret = json.loads(request), bytes.fromhex(secret_hash)
@@ -184,10 +190,10 @@ def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
 
 @lru_cache(maxsize=_MAX_REMEMBERED_LAYOUTS)
 def make_layout_row(layout: TensorLayout) -> tuple[int, str]:
-    """Return the columns of a layout; its number is a digest, so that equal ones share a row."""
+    """Return the columns of a layout; its number is a digest, so that equal layouts share a row."""
     body = json.dumps(layout, default=make_plain)
     digest = hashlib.blake2b(body.encode(), digest_size=8).digest()
-    # SQLite has signed integers, and 0 stands for no layout.
+    # SQLite has signed integers, and 0 means that a record has no layout.
     return int.from_bytes(digest, "big", signed=True) or 1, body
 
 
@@ -197,7 +203,7 @@ def _read_layout(body: str) -> TensorLayout:
 
 
 def make_record_row(outcome: RecordOutcome) -> tuple[str | int | bytes | None, ...]:
-    """Return a record's columns."""
+    """Return the columns of a record."""
     head, kind = outcome.head, outcome.head.kind
     row, member = outcome.row, outcome.membership or _NO_MEMBER
     return (
@@ -259,7 +265,7 @@ def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
 
 
 def parse_row_place(path: str, mapped_from: str = "") -> FilePlace:
-    """Return a place from its path."""
+    """Return the place that a path stands for."""
     folder, _, name = path.rpartition("/")
     return FilePlace(folder, name, mapped_from)
 
@@ -301,7 +307,7 @@ def make_end_row(frame_id: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
 
 
 CHANGED_PLAN_KIND = "ChangedPlan"
-"""Word for changed plans, whose frames are kept as long as their session."""
+"""Word for changed plans; their frames are kept as long as their session."""
 _DECLARATION_KINDS: dict[type, str] = {
     CallStacks: "CallStacks",
     ChangedPlan: CHANGED_PLAN_KIND,
@@ -313,11 +319,11 @@ _DECLARATION_KINDS: dict[type, str] = {
     SessionEnd: "SessionEnd",
     StatisticRows: "FigureRows",
 }
-"""Words in the column `kind`, which do not change when a class is renamed."""
+"""Words for the column `kind`; they stay the same when a class is renamed."""
 
 
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
-    """Return the columns of a metadata frame without the last, `applied`."""
+    """Return the columns of a metadata frame, except for the last one, `applied`."""
     frame_id = declared.frame_id
     kind = _DECLARATION_KINDS[type(declared.declaration)]
     return (frame_id.session_id, frame_id.sequence, kind, declared.raw)
