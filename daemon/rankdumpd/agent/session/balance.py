@@ -1,5 +1,5 @@
-"""Balances of iterations: counts of tensors by outcome, and findings where they do not add up.
-Pure.
+"""Balances of iterations: counts of tensors by outcome, and findings where the counts do not add
+up. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _MAX_COUNT = (1 << 63) - 1
 
 @dataclass(slots=True)
 class IterationTally:
-    """Running counts of one iteration; an iteration that runs twice is counted together.
+    """Running counts of one iteration; if the iteration runs twice, the counts of both runs are
+    added.
 
-    Kept small: a live session has one for every iteration that ever ended.
+    Kept small, because a live session has a tally for every iteration that ever ended.
     """
 
     expected: int = 0
@@ -32,20 +33,20 @@ class IterationTally:
     same_as_baseline: int = 0
     degraded: int = 0
     dropped: dict[str, int] | None = None
-    """By reason; None while nothing is dropped."""
+    """Number of dropped tensors by reason; None while nothing is dropped."""
     degraded_by: dict[str, int] | None = None
-    """By reason; None while nothing is degraded."""
+    """Number of degraded tensors by reason; None while nothing is degraded."""
     bytes_in: int = 0
     bytes_stored: int = 0
     stall_us: int = 0
     positions: tuple[int, int] = (0, 0)
     ended_to: int = 0
-    """Number of the last declaration of its end that is counted."""
+    """Sequence number of the last end of the iteration that is counted."""
 
     def count_record(
         self, fate: RecordStatus, reason: str, bytes_in: int, bytes_stored: int
     ) -> None:
-        """Add one record."""
+        """Count one record with its outcome."""
         if fate is RecordStatus.STORED:
             self.stored += 1
             self.bytes_in += bytes_in
@@ -56,7 +57,7 @@ class IterationTally:
     def count(
         self, fate: RecordStatus, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
     ) -> None:
-        """Add records with the same outcome."""
+        """Count records with the same outcome."""
         if fate is RecordStatus.DROPPED:
             self._drop(reason, records)
         else:
@@ -65,7 +66,7 @@ class IterationTally:
         self.bytes_stored += bytes_stored
 
     def count_rows(self, result: StatisticRowsResult) -> None:
-        """Add rows of statistics: they have no bytes, and no tensor file."""
+        """Count rows of statistics; these have no bytes and no tensor file."""
         self._keep(result.status, result.reason, result.kept)
         for reason, places in result.refused.items():
             self._drop(reason, len(places))
@@ -80,7 +81,7 @@ class IterationTally:
         self.complete = True
 
     def status(self, request: SessionRequest, iteration: int) -> IterationStatus:
-        """Return the present counts."""
+        """Return the present counts as a balance."""
         return IterationStatus(
             job_id=request.job_id,
             session_id=request.session_id,
@@ -142,7 +143,7 @@ class SessionTallies:
             self._tallies[end.iteration].end(end)
 
     def add(self, outcomes: Iterable[RecordOutcome], result: Iterable[StatisticRowsResult]) -> None:
-        """Add records and rows of statistics that are committed."""
+        """Count committed records and rows of statistics."""
         for outcome in outcomes:
             head = outcome.head
             self._tallies[head.iteration].count_record(
@@ -152,15 +153,15 @@ class SessionTallies:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
-        """Add the change in size of stored tensors."""
+        """Add a change in size of stored tensors to an iteration."""
         self._tallies[iteration].bytes_stored += more_bytes
 
     def is_first_end(self, end: IterationEnd, sequence: int) -> bool:
-        """Return whether an end with this number was not counted yet."""
+        """Return whether an end with this sequence number was not counted yet."""
         return sequence > self._tallies[end.iteration].ended_to
 
     def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
-        """Complete an iteration, unless this or a later end did; return its balance."""
+        """Complete an iteration, unless this end or a later one has done so; return its balance."""
         tally = self._tallies[end.iteration]
         if self.is_first_end(end, sequence):
             tally.end(end)
@@ -168,14 +169,14 @@ class SessionTallies:
         return tally.status(request, end.iteration)
 
     def statuses(self, request: SessionRequest) -> list[IterationStatus]:
-        """Return the balance of every iteration that sent anything, in order."""
+        """Return the balance of every iteration of which anything has arrived, in order."""
         return [tally.status(request, number) for number, tally in sorted(self._tallies.items())]
 
 
 def list_balance_findings(
     session: SessionStatus, iterations: Sequence[IterationStatus]
 ) -> list[str]:
-    """Return findings about counts of one session that do not add up."""
+    """Return findings about the counts of one session that do not add up."""
     found = [
         f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
         f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
@@ -198,8 +199,8 @@ def _describe_open_iterations(
 ) -> list[str]:
     """Return a sentence about a rank that ended before its iterations did; none if all ended.
 
-    It ended within the last one only. Before that, iterations went on without it: how they ended is
-    sent behind their tensors, and had not arrived.
+    The rank can have ended only within the last iteration. If earlier iterations have no end, their
+    end is still missing, because it is sent after their tensors.
     """
     left = [status for status in iterations if not status.complete]
     if not left:
@@ -218,7 +219,7 @@ def _describe_open_iterations(
 
 
 def _limit_count(total: int) -> int:
-    """Return a sum of numbers from a rank, limited to what a message and a column can hold."""
+    """Limit a sum of numbers from a rank to what a message and a column can hold."""
     return min(total, _MAX_COUNT)
 
 

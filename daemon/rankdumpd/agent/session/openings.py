@@ -1,10 +1,10 @@
-"""Sessions that are being opened, each in a thread of its own: a rank gets an answer in time when
-that takes long, and tries again.
+"""Sessions that are being opened, each in a thread of its own. If that takes long, the rank gets an
+answer in time, and tries again.
 
 A busy disk may delay the writes that open a session for longer than any rank waits. So the result
-of an opening is kept for the next attempt. A rank that gives up sends a final balance (lost
-tensors, ends of iterations and of the session), whose numbers are all checked and which is
-applied when the session is open.
+of an opening is kept for the rank's next attempt. A rank that gives up sends a final balance (lost
+tensors, ends of iterations and of the session). All numbers in it are checked, and it is applied
+when the session is open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in t
 
 @dataclass(frozen=True, slots=True)
 class FinalBalance:
-    """Frames that a rank sent for its session when it gave up, and the counts in them."""
+    """Frames that a rank sent for its session when it gave up, and the counts in these frames."""
 
     frames: tuple[agent_pb2.Frame, ...]
     session: SessionStatus
@@ -52,12 +52,12 @@ class FinalBalance:
 
     @property
     def lost(self) -> int:
-        """Tensors that are lost."""
+        """Number of tensors that are lost."""
         return sum(sum(status.dropped.values()) for status in self.iterations)
 
 
 def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> FinalBalance:
-    """Read the final balance of a rank; ProtocolError when a frame is not part of one."""
+    """Return the final balance of a rank; ProtocolError when a frame cannot be part of one."""
     plan, frames = registry.read_checked_plan(request), tuple(frames)
     tallies, session_end = SessionTallies(), SessionEnd(0)
     for number, frame in enumerate(frames, 1):
@@ -81,9 +81,9 @@ def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame
 
 
 ANSWER_TIMEOUT_S = 5.0
-"""Longest time that an answer waits for an opening: ranks wait for 10 s."""
+"""Longest time in seconds that an answer waits for an opening; ranks wait for 10 s."""
 RESULT_RETENTION_S = 120.0
-"""Time for which the result of a finished opening is kept for its rank."""
+"""Seconds for which the result of a finished opening is kept for its rank."""
 FINDING_RETENTION_S = 86400.0
 """Time for which a failed opening whose rank gave up, or was rejected, is a finding."""
 WAITING_RETENTION_S = 30.0
@@ -95,7 +95,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SessionOpening:
-    """An opening in progress, or a finished one whose result was not fetched."""
+    """An opening in progress, or a finished one whose result the rank has not fetched."""
 
     request: SessionRequest
     since_s: float
@@ -104,7 +104,7 @@ class _SessionOpening:
     grant: SessionGrant | None = None
     error: Exception | None = None
     late: bool = False
-    """Whether a rank got the answer that the opening takes long."""
+    """Whether a rank was answered that the opening takes long."""
     balance: FinalBalance | None = None
 
 
@@ -142,7 +142,9 @@ class SessionOpenings:
             return len(self._waiting)
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Return the grant, or that the opening is in progress; raise the error of `open_one`."""
+        """Return the grant, or a grant that says that the opening is in progress; raise an error of
+        `open_one`.
+        """
         while True:
             opening = self._get_or_begin(request)
             if not opening.done.wait(ANSWER_TIMEOUT_S):
@@ -150,7 +152,7 @@ class SessionOpenings:
             with self._lock:
                 if self._openings.get(request.session_id) is opening:
                     del self._openings[request.session_id]
-            # The result of another process's request does not apply to this one.
+            # The result for the request of another process does not apply to this request.
             if opening.request == request:
                 if opening.error is not None:
                     raise opening.error
@@ -175,7 +177,9 @@ class SessionOpenings:
             )
 
     def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
-        """Return the sessions that are not open yet and the final balances of their ranks."""
+        """Return the status of sessions that are not open yet, and the final balances of their
+        ranks.
+        """
         with self._lock:
             balances = [opening.balance for opening in self._openings.values() if opening.balance]
         iterations = tuple(status for each in balances for status in each.iterations)
@@ -200,7 +204,7 @@ class SessionOpenings:
         with self._lock:
             self._forget()
             opening = self._openings.get(request.session_id)
-            # A finished opening accepts no balance, so another one is begun for it.
+            # A finished opening accepts no balance, so a new one is begun for the balance.
             begins = opening is None or (balance is not None and opening.done.is_set())
             if opening is None or begins:
                 if len(self._openings) >= MAX_OPENINGS:
@@ -220,7 +224,7 @@ class SessionOpenings:
             opening.grant = self._open_one(opening.request)
         except RankdumpError as error:
             opening.error = error
-        except Exception as error:  # raised by `open`, if the rank tries again
+        except Exception as error:  # `open` raises it if the rank tries again
             _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
         request, took_s = opening.request, time.monotonic() - opening.since_s
@@ -248,7 +252,7 @@ class SessionOpenings:
     def _note_rejection(self, opening: _SessionOpening) -> None:
         request = opening.request
         self._rejected.pop((request.job_id, request.rank), None)
-        # What lost a rank is already said with its balance.
+        # If the rank sent a final balance, the finding about that says why it was lost.
         if isinstance(opening.error, RejectedError) and not opening.balance:
             found = opening.over_s, str(opening.error)
             self._rejected[request.job_id, request.rank] = found
@@ -301,7 +305,7 @@ def _describe_waiting(waiting: Mapping[tuple[str, int], _WaitingRank], now_s: fl
 
 
 def _describe_rejections(rejected: Iterable[tuple[str, int, str]]) -> list[str]:
-    """Return a sentence for the ranks of a job that were rejected for one reason."""
+    """Return a sentence for all ranks of a job that were rejected for the same reason."""
     ranks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for job_id, rank, why in rejected:
         ranks[job_id, why].append(rank)

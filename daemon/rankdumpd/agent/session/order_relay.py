@@ -1,9 +1,9 @@
-"""Orders that control a job, on their way from the coordinator to the ranks of this agent, and the
-answers on their way back.
+"""Relay of orders that control a job, from the coordinator to the ranks of this agent, and of the
+answers back.
 
-The coordinator repeats an order in each of its answers until it has what it needs, and the agent
-repeats the ranks' answers as long: a stream or a process that ends in between loses nothing, and a
-rank carries an order out once.
+The coordinator repeats an order in each of its answers until it has all answers of ranks, and the
+agent repeats the ranks' answers for as long. So nothing is lost when a stream or a process ends in
+between, and a rank carries out an order only once.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrde
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_ORDERS = 64
-"""Orders at a time: one for each job."""
+"""Largest number of orders at a time; there is one for each job."""
 RESEND_INTERVAL_S = 2.0
-"""An order that a rank has not answered for so long is sent to it again."""
+"""Seconds without an answer after which an order is sent to a rank again."""
 EARLIER_RELEASE = "its process uses an earlier release of rankdump"
 
 _OrderKey: TypeAlias = "tuple[str, bool]"
-"""Id of an order, and whether it has an iteration."""
+"""Id of an order, and whether the order has an iteration."""
 
 
 @dataclass(slots=True)
 class _RelayedOrder:
-    """An order that ranks have yet to answer, and what they answered."""
+    """An order that ranks have yet to answer, with the answers so far."""
 
     order: ControlOrder
     sent_s: dict[str, float] = field(default_factory=dict[str, float])
-    """When each session had it sent last."""
+    """Time at which the order was last sent to each session."""
     answers: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
 
 
 class OrderRelay:
-    """Orders that the coordinator repeats; safe to use from several threads."""
+    """Relays the orders that the coordinator repeats; safe to use from several threads."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class OrderRelay:
         find_newest: Callable[[RankSession], int | str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_answer` is called when there is an answer to be reported. `find_newest` returns the
-        newest iteration in the black box of a session, or why it has none.
+        """`on_answer` is called when there is an answer to report. `find_newest` returns the newest
+        iteration in the black box of a session, or why there is none.
         """
         self._list_sessions, self._on_answer, self._clock = list_sessions, on_answer, clock
         self._find_newest = find_newest
@@ -63,7 +63,9 @@ class OrderRelay:
         return bool(self._orders)
 
     def take_orders(self, orders: Sequence[ControlOrder]) -> None:
-        """Pass on the orders that the coordinator has now; those that it has no more are over."""
+        """Send the coordinator's present orders to their ranks; orders that are not among them are
+        over.
+        """
         with self._lock:
             keys = {(each.id, each.iteration is not None): each for each in orders[:MAX_ORDERS]}
             self._orders = {
@@ -75,7 +77,7 @@ class OrderRelay:
             self._on_answer()
 
     def take_answer(self, session: RankSession, answer: ControlAnswer) -> None:
-        """Take the answer of a rank; one to an order that is over is not kept."""
+        """Store the answer of a rank; an answer to an order that is over is ignored."""
         with self._lock:
             relayed = self._orders.get((answer.id, answer.applied))
             if relayed is None:
@@ -89,7 +91,9 @@ class OrderRelay:
             return [each for order in self._orders.values() for each in order.answers.values()]
 
     def _pass_on(self, relayed: _RelayedOrder) -> bool:
-        """Send an order to the ranks that have not had it; return whether one was answered here."""
+        """Send an order to the ranks that have not received it; return whether this agent answered
+        for one.
+        """
         order, answered = relayed.order, False
         for session in self._list_sessions():
             session_id = session.request.session_id
@@ -102,16 +106,16 @@ class OrderRelay:
                 answered = True
             if answer is not None or session.has_ended:
                 continue
-            # Again after a while: a stream that ends takes along what it has not delivered.
+            # Sent again after a while, because the end of a stream loses what was not delivered.
             since_s = self._clock() - relayed.sent_s.get(session_id, -math.inf)
             if since_s >= RESEND_INTERVAL_S and session.send_order(order):
                 relayed.sent_s[session_id] = self._clock()
         return answered
 
     def _answer_for(self, session: RankSession, order: ControlOrder) -> ControlAnswer | None:
-        """Return what the agent answers in the place of a rank; None if the rank is to answer.
+        """Return the answer that this agent gives for a rank; None if the rank has to answer.
 
-        The agent freezes what it holds of a rank, whatever the rank does or understands.
+        The agent freezes the steps that it holds of a rank, whatever the rank does or supports.
         """
         applied, refused = order.iteration is not None, EARLIER_RELEASE
         if order.action is ControlAction.FREEZE:

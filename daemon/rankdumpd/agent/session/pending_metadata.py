@@ -1,6 +1,6 @@
 """Metadata frames of one session that are not applied yet, with the reason why they are deferred,
-and the program order of each graph, from its events. No I/O: the caller rereads frames from the
-ledger.
+and the program order of each graph, which is determined from events. No I/O: the caller reads
+frames from the ledger.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rankdumpd.agent.records import MetadataFrame
 
 
 class PendingMetadata:
-    """Frames that one thread removes; any thread may read the state.
+    """Queue of metadata frames; one thread removes frames, any thread may read the state.
 
-    While the session is suspended only ends are kept, to be reported: all frames are in the
-    ledger and are reread from there in batches.
+    While the session is suspended, only ends are kept, because they are reported. All frames are in
+    the ledger and are read from there in batches.
     """
 
     def __init__(self) -> None:
@@ -30,29 +30,33 @@ class PendingMetadata:
         self._begun_to = self._read_to = self._reported_to = 0
         self._behind = False
         self.is_suspended = False
-        """A frame could not be applied and is retried later; until then none is applied."""
+        """Whether a frame could not be applied and is retried later; until then no frame is
+        applied.
+        """
         self.problem = ""
-        """Why frames of the session are deferred, as a finding."""
+        """Why frames of the session are deferred, as the text of a finding."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every pending frame of the ledger is here."""
+        """Whether every pending frame of the ledger is in this queue."""
         return not self.is_suspended and not self._behind
 
     @property
     def read_to(self) -> int | None:
-        """Number up to which frames were reread; None when none are left in the ledger."""
+        """Sequence number up to which frames were read from the ledger; None when none are left
+        there.
+        """
         return self._read_to if self._behind else None
 
     @property
     def session_ends(self) -> list[int]:
-        """Numbers of the session ends that are pending; none while the session is suspended."""
+        """Sequence numbers of the pending session ends; none while the session is suspended."""
         with self._lock:
             items = () if self.is_suspended else self._items.items()
             return [at for at, item in items if isinstance(item.declaration, SessionEnd)]
 
     def restore(self, items: Iterable[MetadataFrame]) -> None:
-        """Begin with the frames that an earlier process left in the ledger."""
+        """Start with the frames that an earlier process left in the ledger."""
         with self._lock:
             self._items = {item.frame_id.sequence: item for item in items}
             self._begun_to = max(self._items, default=0)
@@ -77,11 +81,11 @@ class PendingMetadata:
             return self._items.pop(first)
 
     def was_begun(self, item: MetadataFrame) -> bool:
-        """Return whether a frame may be applied in part, by an earlier process or this one."""
+        """Return whether an earlier process or this one may have applied a part of a frame."""
         return item.frame_id.sequence <= self._begun_to
 
     def suspend(self, failed: MetadataFrame | None) -> None:
-        """Suspend the session; the failed frame is the first to be retried."""
+        """Suspend the session; the failed frame is the first one to be retried."""
         with self._lock:
             kept = [*self._items.values(), *([failed] if failed else [])]
             ends = {item.frame_id.sequence: item for item in kept if _is_end(item)}
@@ -91,13 +95,13 @@ class PendingMetadata:
             self.is_suspended, self._behind = True, False
 
     def resume(self) -> None:
-        """Resume with the frames in the ledger."""
+        """Resume the session with the frames in the ledger."""
         with self._lock:
             self._items, self._read_to = {}, 0
             self.is_suspended, self._behind = False, True
 
     def add_from_ledger(self, items: Collection[MetadataFrame], *, all_there: bool) -> None:
-        """Add the next frames from the ledger."""
+        """Add the next frames that were read from the ledger."""
         with self._lock:
             self._items.update((item.frame_id.sequence, item) for item in items)
             self._read_to = max(self._items, default=self._read_to)
@@ -112,7 +116,9 @@ _EventPiece = tuple[npt.NDArray[np.uint64], list[str]]
 
 
 class ProgramOrder:
-    """Events of running iterations, from which the order of each graph is written once."""
+    """Events of running iterations. The order of each graph is determined from them and written
+    once.
+    """
 
     def __init__(self, written: Iterable[int] = ()) -> None:
         self._written = set(written)
@@ -120,11 +126,11 @@ class ProgramOrder:
 
     @property
     def written(self) -> frozenset[int]:
-        """Graphs whose order is in the tree."""
+        """Numbers of the graphs whose order is in the tree."""
         return frozenset(self._written)
 
     def add_events(self, events: EventColumns) -> None:
-        """Keep a batch of events."""
+        """Add a batch of events."""
         columns = events.columns
         pairs = np.stack((columns["iteration"], columns["graph"].astype(np.uint64)), axis=1)
         for iteration, graph in np.unique(pairs, axis=0).tolist():
@@ -137,11 +143,13 @@ class ProgramOrder:
             pieces.append((columns["position"][chosen], names))
 
     def graphs(self, iteration: int) -> frozenset[int]:
-        """Return the graphs that ran in an iteration."""
+        """Return the numbers of the graphs that ran in an iteration."""
         return frozenset(self._pieces.get(iteration, ()))
 
     def unwritten(self, iteration: int) -> dict[int, list[str]]:
-        """Return the names in program order of each graph that is not in the tree yet."""
+        """Return the operator names in program order for each graph whose order is not in the tree
+        yet.
+        """
         return {
             graph: _order_names(pieces)
             for graph, pieces in self._pieces.get(iteration, {}).items()
@@ -153,7 +161,9 @@ class ProgramOrder:
         self._written.add(graph)
 
     def forget_iterations(self, iteration: int) -> None:
-        """Forget an iteration and all before it: their graphs are in the tree now."""
+        """Forget an iteration and all earlier ones, because the orders of their graphs are in the
+        tree.
+        """
         self._written |= self._pieces.get(iteration, {}).keys()
         self._pieces = {i: pieces for i, pieces in self._pieces.items() if i > iteration}
 
@@ -161,6 +171,6 @@ class ProgramOrder:
 def _order_names(pieces: list[_EventPiece]) -> list[str]:
     positions = np.concatenate([positions for positions, _ in pieces])
     names = [name for _, some in pieces for name in some]
-    # A call is sent while it is open and again when it is complete: the last one counts.
+    # A call is sent while it is open and again when it is complete, so its last event counts.
     _, last = np.unique(positions[::-1], return_index=True)
     return [names[len(names) - 1 - index] for index in last.tolist()]

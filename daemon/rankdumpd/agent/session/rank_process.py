@@ -1,8 +1,9 @@
-"""How the process of a rank ended: its exit code or signal, from a descriptor of the process.
+"""How the process of a rank ended: its exit code or signal, read from a process descriptor.
 
-Only a parent learns that from wait(2), and ranks are not children of their agent. Since Linux 6.15
-a pidfd that was opened before tells it to others too, once the parent has waited (pidfd.h,
-PIDFD_GET_INFO with PIDFD_INFO_EXIT). Elsewhere the end of a process remains unknown.
+Only a parent gets this from wait(2), and ranks are not children of their agent. Since Linux 6.15 a
+pidfd that was opened before the end tells it to other processes too, once the parent has waited
+(pidfd.h, PIDFD_GET_INFO with PIDFD_INFO_EXIT). On older kernels it remains unknown how a process
+ended.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import struct
 from rankdumpd.agent.records import FileDescriptor
 
 _INFO_BYTES = 64
-"""struct pidfd_info, version 0: two 64-bit numbers and 12 of 32 bits, the last one the status."""
+"""Size of struct pidfd_info, version 0: two 64-bit numbers and 12 of 32 bits, the last one the
+status.
+"""
 _GET_INFO = (3 << 30) | (_INFO_BYTES << 16) | (0xFF << 8) | 11
-"""_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)"""
+"""The ioctl number _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)."""
 _INFO_EXIT = 1 << 3
 _STATUS_OFFSET = 60
 
 
 def open_process(pid: int) -> FileDescriptor | None:
-    """Return a descriptor of a process of this host; None where there is none."""
+    """Return a descriptor of a process of this host; None where there is no such process."""
     try:
         return FileDescriptor(os.pidfd_open(pid))
     except (OSError, AttributeError, OverflowError, ValueError):
@@ -32,7 +35,7 @@ def open_process(pid: int) -> FileDescriptor | None:
 
 
 def has_process_ended(process: FileDescriptor) -> bool:
-    """Return whether a process has ended: its descriptor can be read then (pidfd_open(2))."""
+    """Return whether a process has ended; its descriptor becomes readable then (pidfd_open(2))."""
     poll = select.poll()
     poll.register(process.number, select.POLLIN)
     return bool(poll.poll(0))
@@ -54,7 +57,7 @@ def read_process_end(process: FileDescriptor) -> str:
 
 
 def format_process_end(code: int) -> str:
-    """Return the name of a signal, which is negative, or an exit code in words.
+    """Return the name of a signal for a negative code, else the exit code in words.
 
     >>> format_process_end(-6), format_process_end(1)
     ('SIGABRT', 'exit code 1')

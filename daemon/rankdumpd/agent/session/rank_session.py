@@ -1,7 +1,6 @@
 """One rank's session: its identity, its committed and acknowledged frames, the mailbox of its
-stream, its ring, its status, and the preparation of its tree.
-
-The arithmetic of acknowledgements is pure.
+stream, its ring, its status, and the preparation of its tree. The arithmetic of acknowledgements is
+pure.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ from rankdumpd.agent.storage.session_storage import (
 from rankdumpd.server import state_files
 
 MAX_RUNNING_NOTES = 16
-"""Notes of watch rules in the status of a session that goes on; its end has more of them."""
+"""Largest number of watch-rule notes in the status of a running session; its end contains more."""
 
 
 class StreamMailbox:
-    """Answers that are due on one stream; filled by many threads, emptied by one."""
+    """Answers that are due on one stream; many threads add answers, one thread takes them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,10 +69,10 @@ class StreamMailbox:
         self._last: int | None = None
         self._error: RankdumpError | None = None
         self.at_rest = False
-        """Whether everything that arrived is handled, to the end of a record; set by the reader."""
+        """Whether all received data is handled and no record is incomplete; set by the reader."""
 
     def acknowledge(self, sequence: int) -> None:
-        """Acknowledge all frames up to this number."""
+        """Acknowledge all frames up to this sequence number."""
         with self._changed:
             self._update(sequence=max(self._due.sequence, sequence))
 
@@ -87,11 +86,11 @@ class StreamMailbox:
         self._update(draining=True)
 
     def offer_slab(self) -> None:
-        """Announce that a slab is ready for a rank that reopens the session."""
+        """Announce that a slab is ready; the rank can reopen the session to use it."""
         self._update(slab_ready=True)
 
     def freeze(self, notice: FreezeNotice) -> None:
-        """Send that the black box was frozen; of several notices the last one."""
+        """Notify the rank that the black box was frozen; a later notice replaces an unsent one."""
         self._update(freeze=notice)
 
     def send_order(self, order: ControlOrder) -> None:
@@ -104,19 +103,23 @@ class StreamMailbox:
         self.fail(UnavailableError(reason))
 
     def fail(self, error: RankdumpError) -> None:
-        """End the stream with an error; the first one counts."""
+        """End the stream with an error; only the first error counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def complete(self, last_sequence: int) -> None:
-        """End the stream once this number is acknowledged: no more frames will arrive."""
+        """End the stream once this sequence number is acknowledged, because no more frames will
+        arrive.
+        """
         with self._changed:
             self._last = last_sequence
             self._changed.notify_all()
 
     def answers(self) -> Iterator[Acknowledgement]:
-        """Yield acknowledgements until the stream is complete; raise its error."""
+        """Yield acknowledgements until the stream is complete; raise the error that ends the
+        stream.
+        """
         sent: Acknowledgement = Acknowledgement(0)
         while True:
             with self._changed:
@@ -142,10 +145,10 @@ class StreamMailbox:
 
 
 class SessionRing(Protocol):
-    """The ring of a session, as the session uses it."""
+    """The part of a ring that its session needs."""
 
     def acknowledge(self, sequence: int) -> None:
-        """Release the entries of frames up to this number."""
+        """Release the entries of all frames up to this sequence number."""
         ...
 
     def abandon(self, reason: str) -> None:
@@ -160,7 +163,9 @@ def make_session_status(
     end: SessionEnd,
     changed_in: int | None = None,
 ) -> SessionStatus:
-    """Return the identity and the state of a session; `end` is empty until the rank ends it."""
+    """Return the identity and the state of a session; `end` is empty until the rank ends the
+    session.
+    """
     return SessionStatus(
         request.job_id,
         request.session_id,
@@ -187,29 +192,29 @@ def make_session_status(
 
 
 class CommitProgress:
-    """A watermark, and the committed numbers above it."""
+    """The watermark of a session, and the committed sequence numbers above it."""
 
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
         self.watermark = watermark
-        """Every frame up to this number is committed."""
+        """Every frame up to this sequence number is committed."""
         self._beyond = {number for number in beyond if number > watermark}
         self._advance()
 
     @property
     def highest(self) -> int:
-        """The highest committed number."""
+        """The highest committed sequence number."""
         return max(self._beyond, default=self.watermark)
 
     def __contains__(self, sequence: int) -> bool:
         return sequence <= self.watermark or sequence in self._beyond
 
     def exclude_committed(self, sequences: Iterable[int]) -> set[int]:
-        """Return the numbers that are not committed."""
+        """Return those of the sequence numbers that are not committed."""
         watermark, beyond = self.watermark, self._beyond
         return {number for number in sequences if number > watermark and number not in beyond}
 
     def add(self, sequences: Iterable[int]) -> None:
-        """Mark numbers as committed, in any order; repetitions change nothing."""
+        """Mark sequence numbers as committed, in any order; repetitions change nothing."""
         self._beyond.update(number for number in sequences if number > self.watermark)
         self._advance()
 
@@ -235,7 +240,7 @@ class RankSession:
         self.restored = False
         """Whether an earlier process may have written files without committing them."""
         self.tabulated_to = 0
-        """Rows of every frame up to this number are written to their tables."""
+        """The table rows of every frame up to this sequence number are written."""
         self.pending = PendingMetadata()
         self.graphs = GraphAssembler()
         self.program = ProgramOrder()
@@ -247,24 +252,24 @@ class RankSession:
         self._end: SessionEnd | None = None
         self._progress = CommitProgress()
         self.acknowledged = 0
-        """Every frame up to this number is committed, and a session end among them applied."""
+        """Every frame up to this number is committed; a session end among them is also applied."""
         self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
         self._failures: dict[str, set[int]] = {}
-        """Iterations by what failed of them; empty where it is not about iterations."""
+        """Iterations by the text of a failure; empty for a failure that concerns no iteration."""
         self._baseline_problems: set[str] = set()
-        """Kinds of the problems with a baseline that are among the findings."""
+        """Kinds of the baseline problems that are among the findings."""
         self._warnings: dict[str, None] = {}
         self._notes: dict[tuple[str, str], str] = {}
-        """What watch rules noted, by rule and tensor, until the rank ends the session."""
+        """Notes of watch rules, by rule and tensor, until the rank ends the session."""
         self._listener: StreamMailbox | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
         self._process: FileDescriptor | None = None
         self._ended_by = ""
         self._process_ended = False
-        """Whether its process has ended, and all it left was handled."""
+        """Whether the rank's process has ended and all data that it left is handled."""
         self._last_events_known = False
 
     def restore(self, ledger: AgentLedger, row: LedgerSessionRow) -> None:
@@ -276,7 +281,7 @@ class RankSession:
                 changed = frame.declaration
                 self.plans.add(frame.frame_id.sequence, changed.plan, changed.iteration)
         self._expected, self.restored = False, True
-        # The end of an iteration is applied after all rows before it.
+        # The end of an iteration is applied only after all earlier rows.
         self.tabulated_to = ledger.last_end(session_id)
         if self.storage.tables is not None:
             self.storage.tables.expect_existing_rows()
@@ -293,42 +298,42 @@ class RankSession:
 
     @property
     def plan(self) -> DumpPlan:
-        """The newest plan."""
+        """The plan that the newest frames have."""
         return self.plans.latest.plan
 
     @property
     def storage(self) -> SessionStorage:
-        """The parts that write files, by the newest plan."""
+        """The parts that write files, for the newest plan."""
         return self.plans.latest.storage
 
     @property
     def watermark(self) -> int:
-        """Every frame up to this number is committed."""
+        """Every frame up to this sequence number is committed."""
         return self._progress.watermark
 
     @property
     def live(self) -> bool:
-        """Whether its stream is connected."""
+        """Whether a stream of the session is connected."""
         return self._listener is not None
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is connected and no frame under way."""
+        """Whether no stream is connected and no frame is in flight."""
         return self._listener is None and not self._in_flight
 
     @property
     def closed(self) -> bool:
-        """Whether its rank ended it, and no frame followed."""
+        """Whether the rank has ended the session, and no frame has followed."""
         return self._end is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether its rank ended it, or is gone."""
+        """Whether the rank has ended the session, or is gone."""
         return self._find_state() is not SessionState.OPEN
 
     @property
     def over(self) -> bool:
-        """Whether no work of the session is left."""
+        """Whether no work is left to be done for the session."""
         done = self._ring is None and self.pending.is_complete
         return self.idle and done and self.has_ended
 
@@ -349,17 +354,17 @@ class RankSession:
     def is_known(self, sequence: int) -> bool:
         """Return whether a frame arrived completely before, committed or not.
 
-        Called for every frame, without the lock: `claim_frames` decides.
+        Called for every frame without the lock, so only `claim_frames` is reliable.
         """
         return sequence in self._progress or sequence in self._in_flight
 
     def find_free_number(self) -> int:
-        """Return the number behind all frames that have arrived."""
+        """Return the sequence number after all frames that have arrived."""
         with self._lock:
             return max(self._progress.highest, *self._in_flight, 0) + 1
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
-        """Claim frames that arrived completely; return those that were not claimed before."""
+        """Claim frames that arrived completely; return the numbers that were not claimed before."""
         with self._lock:
             new = self._progress.exclude_committed(sequences) - self._in_flight
             if new:
@@ -368,7 +373,7 @@ class RankSession:
             return new
 
     def release_frames(self, sequences: Iterable[int], reason: str) -> None:
-        """Release frames that could not be committed: the rank resends them."""
+        """Release frames that could not be committed, so that the rank resends them."""
         with self._lock:
             self._in_flight.difference_update(sequences)
             listener, ring = self._listener, self._ring
@@ -383,7 +388,7 @@ class RankSession:
         row_results: Collection[StatisticRowsResult],
         declared: Collection[MetadataFrame],
     ) -> None:
-        """Count frames that are committed now."""
+        """Count frames that have just been committed."""
         with self._lock:
             self._tallies.add(outcomes, row_results)
             settled = [each.frame_id.sequence for each in (*outcomes, *row_results, *declared)]
@@ -392,34 +397,36 @@ class RankSession:
             self._in_flight.difference_update(settled)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
-        """Count a change in size of stored tensors."""
+        """Add a change in size of stored tensors to an iteration."""
         with self._lock:
             self._tallies.adjust_stored_bytes(iteration, more_bytes)
 
     def is_first_end(self, declared: MetadataFrame, end: IterationEnd) -> bool:
-        """Return whether an end of an iteration was not counted yet."""
+        """Return whether the end of an iteration was not counted yet."""
         with self._lock:
             return self._tallies.is_first_end(end, declared.frame_id.sequence)
 
     def end_iteration(self, declared: MetadataFrame, end: IterationEnd) -> IterationStatus:
-        """Complete an iteration, again or not; return its balance."""
+        """Complete an iteration, for the first time or again; return its balance."""
         with self._lock:
             return self._tallies.end(self.request, end, declared.frame_id.sequence)
 
     def close_by_rank(self, end: SessionEnd) -> None:
-        """Close the session: the rank has nothing more to send."""
+        """Close the session, because the rank has nothing more to send."""
         with self._lock:
             self._end, self._process = end, None
 
     def add_finding(self, sentence: str) -> bool:
-        """Remember a finding about this session; return whether it is new."""
+        """Remember a finding about this session; return whether the finding is new."""
         with self._lock:
             new = sentence not in self._findings
             self._findings.setdefault(sentence)
             return new
 
     def add_failure(self, what: str, iteration: int | None = None) -> bool:
-        """Remember what failed, maybe of an iteration; return whether it is the first time."""
+        """Remember a failure, which may concern an iteration; return whether it is the first such
+        failure.
+        """
         with self._lock:
             is_new = what not in self._failures
             iterations = self._failures.setdefault(what, set())
@@ -428,9 +435,9 @@ class RankSession:
             return is_new
 
     def add_baseline_problem(self, problem: BaselineProblem) -> None:
-        """Remember that tensors are stored because the baseline does not say anything of them.
+        """Remember that tensors are stored because the baseline cannot be used for them.
 
-        The first problem of a kind is a finding, and a warning in the rank's log.
+        The first problem of a kind becomes a finding, and a warning in the rank's log.
         """
         with self._lock:
             if problem.kind in self._baseline_problems:
@@ -441,9 +448,9 @@ class RankSession:
         self.warn(text)
 
     def add_notes(self, iteration: int, notes: Iterable[str]) -> bool:
-        """Remember what watch rules of the rank noted; return whether its status changes.
+        """Remember notes of watch rules; return whether the status of the session has changed.
 
-        Of each rule and tensor the first note counts.
+        Only the first note of a rule about a tensor counts.
         """
         with self._lock:
             before = len(self._notes)
@@ -454,7 +461,7 @@ class RankSession:
             return len(self._notes) > before
 
     def warn(self, text: str) -> None:
-        """Send a warning that the rank logs; each text once."""
+        """Send a warning that the rank logs; each text is sent once."""
         with self._lock:
             listener = None if text in self._warnings else self._listener
             self._warnings[text] = None
@@ -462,7 +469,7 @@ class RankSession:
             listener.warn(text)
 
     def notify_freeze(self, notice: FreezeNotice) -> None:
-        """Send that the black box was frozen, if the rank is connected."""
+        """Notify the rank, if it is connected, that the black box was frozen."""
         listener = self._listener
         if listener:
             listener.freeze(notice)
@@ -477,15 +484,15 @@ class RankSession:
     def acknowledge(self) -> None:
         """Acknowledge committed frames.
 
-        The end of the session is acknowledged when all before it is applied or deferred; other
-        frames need not wait for the end of an iteration, because they are in the ledger.
+        The end of the session is acknowledged when all frames before it are applied or deferred.
+        Other frames need not wait for the end of their iteration, because they are in the ledger.
         """
         with self._lock:
             before = [at - 1 for at in self.pending.session_ends]
             safe = min([self._progress.watermark, *before])
             self.acknowledged = max(self.acknowledged, safe)
             listener, ring = self._listener, self._ring
-        # Before the rank is notified, because it then looks for free space.
+        # Released before the rank is notified, because the rank then looks for free space.
         if ring:
             ring.acknowledge(self.acknowledged)
         if listener:
@@ -513,7 +520,7 @@ class RankSession:
             self._process, self._ended_by = None, ""
 
     def connect(self, listener: StreamMailbox) -> None:
-        """Attach the stream of this session; an earlier one is ended."""
+        """Connect a stream to this session; an earlier stream is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
             if self._process is None and self.request.host == socket.gethostname():
@@ -521,7 +528,7 @@ class RankSession:
             warnings, slab_waits = list(self._warnings), self._slab_waits
         if earlier:
             earlier.end("the session is connected by another stream")
-        # They may not have arrived before the last stream broke.
+        # The warnings may not have arrived before the last stream broke off.
         for text in warnings:
             listener.warn(text)
         if slab_waits:
@@ -529,7 +536,7 @@ class RankSession:
         listener.acknowledge(self.acknowledged)
 
     def disconnect(self, listener: StreamMailbox) -> bool:
-        """Note that a stream has ended; return whether it was the attached one."""
+        """Note that a stream has ended; return whether it was the connected one."""
         with self._lock:
             if self._listener is not listener:
                 return False
@@ -538,12 +545,12 @@ class RankSession:
             return True
 
     def mark_lost(self) -> None:
-        """Note that its process is gone."""
+        """Note that the process of the rank is gone."""
         self._expected, self._process_ended = False, True
 
     @property
     def is_process_gone(self) -> bool | None:
-        """Whether its process has ended; None where that cannot be known."""
+        """Whether the rank's process has ended; None where that cannot be determined."""
         process = self._process
         if self._process_ended or self._ended_by:
             return True
@@ -551,12 +558,12 @@ class RankSession:
 
     @property
     def outlives_process(self) -> bool:
-        """Whether its stream is connected although its process has ended."""
+        """Whether the stream is connected although the rank's process has ended."""
         return self.live and self.is_process_gone is True
 
     @property
     def may_learn_end(self) -> bool:
-        """Whether the session is lost and its process may yet be found to have ended."""
+        """Whether the session is lost, but it may still become known how its process ended."""
         lost = self._find_state() is SessionState.LOST
         return lost and self._process is not None and not self._ended_by
 
@@ -570,19 +577,19 @@ class RankSession:
         return bool(ended_by)
 
     def release_process(self) -> None:
-        """Stop watching for the end of the process."""
+        """Stop waiting for the end of the process."""
         with self._lock:
             if self._find_state() is SessionState.LOST:
                 self._process = None
 
     def confirm_last_events(self) -> None:
-        """Note that everything its process did is known."""
+        """Note that all events of the rank's process are known."""
         self._last_events_known = True
 
     def status(self) -> SessionStatus:
         """Return the identity and the state of the session."""
         with self._lock:
-            # The end has the notes of the whole session.
+            # The session end has the notes of the whole session.
             end = self._end or SessionEnd(0, tuple(self._notes.values()))
             state, latest = self._find_state(), self.plans.latest
             status = make_session_status(self.request, latest.plan, state, end, latest.iteration)
@@ -593,7 +600,9 @@ class RankSession:
             )
 
     def make_tree_session(self, changed_us: int) -> TreeSession:
-        """Return the content of the session's file after a change at that time."""
+        """Return the content of the session's file, with `changed_us` as the time of the last
+        change.
+        """
         iterations = self.iterations() if self.has_ended else []
         return TreeSession(
             self.status(),
@@ -619,7 +628,7 @@ class RankSession:
         return SessionState.LOST
 
     def iterations(self) -> list[IterationStatus]:
-        """Return the balance of every iteration that sent anything, in order."""
+        """Return the balance of every iteration of which anything has arrived, in order."""
         with self._lock:
             return self._tallies.statuses(self.request)
 
@@ -640,16 +649,16 @@ def _name_iterations(iterations: Collection[int]) -> str:
 
 
 def number_request(session: RankSession, request: SessionRequest) -> SessionRequest:
-    """Return the request of a new session with the number of its attempt."""
+    """Return the request of a new session, with the number of its attempt added."""
     try:
         earlier = rank_files.read_sessions(session.storage.tree, request.rank)
     except OSError:
-        earlier = []  # the launcher's count has to do
+        earlier = []  # then only the launcher's count decides
     return dataclasses.replace(request, attempt=number_attempt(request, earlier))
 
 
 def prepare_tree(session: RankSession, request: SessionRequest, now_us: int) -> None:
-    """Lock the tree, and write the session's file and the metadata of its rank if one is missing.
+    """Lock the tree, and write the session's file and the rank's metadata if they are missing.
 
     May be repeated after an OSError.
     """
@@ -665,9 +674,9 @@ def prepare_tree(session: RankSession, request: SessionRequest, now_us: int) -> 
 
 
 def _create_session_file(session: RankSession, request: SessionRequest, now_us: int) -> None:
-    """Write the file of a session at its beginning: the number of the next attempt depends on it.
+    """Write the file of a new session, because the number of the next attempt depends on it.
 
-    Tensors can be written where its folder cannot be, so only a transient error is raised.
+    If its folder cannot be written, tensors may still be; so only a transient error is raised.
     """
     status = make_session_status(request, session.plan, SessionState.OPEN, SessionEnd(0))
     begun = TreeSession(status, now_us, *session.daemons, process_us=request.process_us)

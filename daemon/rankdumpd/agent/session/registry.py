@@ -1,5 +1,5 @@
-"""All sessions of an agent: opening, checking, resuming and finding them; at most one live session
-per rank. Sessions of an earlier process are restored from the ledger; those whose rows are
+"""All sessions of an agent: opening, checking, resuming and finding them; each rank has at most one
+live session. Sessions of an earlier process are restored from the ledger; sessions whose rows are
 damaged are rejected.
 
 The checks of a request and its plan are pure: no clock, no disk, no network.
@@ -53,13 +53,15 @@ from rankdumpd.server import state_files
 from rankdumpd.server.logs import RecentTexts, log_about
 from rankdumpd.server.metrics import MetricCounters
 
-# The id's first characters become part of a file name.
+# The first characters of the session id become part of a file name.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _OWNER_MAY_ENTER = 0o300
 
 
 def read_checked_plan(request: SessionRequest) -> DumpPlan:
-    """Return the plan of a session; ProtocolError or RejectedError when it cannot be served."""
+    """Return the plan of a session; ProtocolError or RejectedError when this agent
+    cannot serve it.
+    """
     if not _SESSION_ID.fullmatch(request.session_id):
         raise ProtocolError(
             f"session id {request.session_id!r} is invalid: expected letters, digits, _ and -"
@@ -72,11 +74,11 @@ def read_checked_plan(request: SessionRequest) -> DumpPlan:
 
 
 UNUSABLE_ROW_ERRORS = (CorruptedError, ProtocolError, RejectedError)
-"""Errors for a session whose row in the ledger cannot be used."""
+"""Errors that mean that a session cannot be restored from its row in the ledger."""
 
 
 def read_stored_session(ledger: AgentLedger, session_id: str) -> tuple[SessionRequest, DumpPlan]:
-    """Return request and plan of a session in the ledger, which may have ended long ago."""
+    """Return request and plan of a session in the ledger; the session may have ended long ago."""
     row = ledger.find(session_id)
     if row is None:
         raise CorruptedError(f"session {session_id!r} is not in the ledger")
@@ -86,17 +88,17 @@ def read_stored_session(ledger: AgentLedger, session_id: str) -> tuple[SessionRe
 def seal_request(request: SessionRequest) -> SessionRequest:
     """Return the request with the SHA-256 of its secret in place of the secret.
 
-    The secret itself is kept nowhere in the agent. A request without a secret stays without one.
+    The agent does not store the secret itself. A request without a secret is returned unchanged.
     """
     secret = hashlib.sha256(request.secret).digest() if request.secret else b""
     return dataclasses.replace(request, secret=secret)
 
 
 def check_holder(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise ForbiddenError when a session is resumed by another process; both requests are sealed.
+    """Raise a ForbiddenError when another process resumes a session; both requests are sealed.
 
-    A session that was opened without a secret, by an older client or on an older agent, belongs
-    to the first process that resumes it.
+    A session that was opened without a secret, by an older client or on an older agent, belongs to
+    the first process that resumes it.
     """
     if known.secret and not hmac.compare_digest(known.secret, request.secret):
         raise ForbiddenError(
@@ -106,7 +108,9 @@ def check_holder(known: SessionRequest, request: SessionRequest) -> None:
 
 
 def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise RejectedError when a session is resumed for another rank than it was opened for."""
+    """Raise a RejectedError when a session is resumed for another rank than the one it was opened
+    for.
+    """
     for name in ("job_id", "rank", "world_size", "device", "plan_json"):
         if getattr(known, name) != getattr(request, name):
             raise RejectedError(f"session {request.session_id!r} was opened with another {name}")
@@ -130,9 +134,9 @@ def _find_fault(plan: DumpPlan) -> str:
 def restore_session(
     ledger: AgentLedger, session_id: str, daemons: DaemonAddresses
 ) -> RankSession | None:
-    """Return a session of an earlier process as the ledger has it.
+    """Restore a session of an earlier process from the ledger; None if the ledger does not know it.
 
-    CorruptedError when its rows are damaged, UnavailableError while a disk fails.
+    CorruptedError when the rows of the session are damaged, UnavailableError while a disk fails.
     """
     try:
         row = ledger.find(session_id)
@@ -151,7 +155,7 @@ def restore_session(
 
 
 def _check_reportable(session: RankSession) -> None:
-    """Raise an error for a session that cannot be reported, as it would fail every report."""
+    """Raise an error for a session that cannot be reported, because it would fail every report."""
     session_request_to_wire(session.request)
     view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
 
@@ -162,19 +166,19 @@ _logger = logging.getLogger(__name__)
 
 
 CONNECT_TIMEOUT_S = 60.0
-"""Longest time between opening a session and connecting its stream."""
+"""Longest time in seconds between the opening of a session and the connection of its stream."""
 
 
 _QUIET_S = 60.0
-"""Time of one line about a rank whose tree cannot be written for the same reason."""
+"""Seconds in which a rank whose tree cannot be written for the same reason is logged once."""
 _recent_problems = RecentTexts(_QUIET_S)
 MAX_CLOSED_SESSIONS = 1024
 MAX_ABSENT_RANKS = 64
-"""Ranks that never connected and are reported as findings."""
+"""Largest number of ranks that never connected and are reported as findings."""
 
 
 class SessionRegistry:
-    """Every session that is open or was lately; safe to use from several threads."""
+    """All sessions that are open or were open recently; safe to use from several threads."""
 
     def __init__(
         self,
@@ -188,10 +192,10 @@ class SessionRegistry:
         daemons: DaemonAddresses = DaemonAddresses(),  # noqa: B008 - it is immutable
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Restrict trees to folders below `roots`, if any are given.
+        """Trees are restricted to folders below `roots`, if any are given.
 
-        `capacity_fault` returns why no session can be added to so many; empty if one can be.
-        `daemons` are the addresses for session files.
+        `capacity_fault` returns why no session can be added to a number of sessions; empty if one
+        can be. `daemons` has the addresses for session files.
         """
         self._ledger, self._daemons = ledger, daemons
         self._capacity_fault = capacity_fault
@@ -199,36 +203,37 @@ class SessionRegistry:
         self._max_sessions, self._roots = max_sessions, roots
         self._clock, self._counters = clock, counters
         self._opened_s: dict[str, float] = {}
-        """Time since which a session is open and not connected yet."""
+        """Time since which a session is open without a connected stream, by session id."""
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
         self._rejected: dict[str, str] = {}
-        """Why sessions are rejected whose rows are damaged, by id."""
+        """Why sessions with damaged rows are rejected, by session id."""
         self._absent: deque[str] = deque(maxlen=MAX_ABSENT_RANKS)
         self._draining = False
 
     def recover(self) -> list[RankSession]:
         """Restore the sessions that an earlier process left unfinished, and return them.
 
-        A session with damaged rows does not affect any other.
+        A session with damaged rows does not affect other sessions.
         """
         for session_id in self._ledger.unfinished():
             try:
                 session = restore_session(self._ledger, session_id, self._daemons)
                 if session is None:
                     raise CorruptedError("the ledger does not find the session by its id")
-                # While the tree is being repaired, pending frames wait as well.
+                # While the tree is being repaired, the metadata and all pending frames have to
+                # wait.
                 session.has_metadata = session.storage.lock.reacquire()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
-                # It is looked for again when its rank reconnects.
+                # When the rank of the session reconnects, the ledger is searched for it again.
                 _logger.error("session %s cannot be resumed at present: %s", session_id, error)
             except RankdumpError as error:
                 self.give_up(session_id, error)
         return self.list_sessions()
 
     def give_up(self, session_id: str, error: Exception) -> None:
-        """Reject a session from now on: its rows in the ledger cannot be used."""
+        """Reject a session from now on, because its rows in the ledger cannot be used."""
         reason = make_printable(
             f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
         )
@@ -238,20 +243,22 @@ class SessionRegistry:
             self._rejected[session_id] = reason
 
     def findings(self) -> list[str]:
-        """Return the rejected sessions and the ranks that never connected, a sentence each."""
+        """Return a sentence for each rejected session and for each rank that never connected."""
         with self._lock:
             self._expire()
             rejected = (f"{each}; its rank is rejected" for each in self._rejected.values())
             return [*rejected, *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Open or resume the session of a rank; RejectedError or UnavailableError if impossible."""
+        """Open or resume the session of a rank; RejectedError or UnavailableError if that is
+        impossible.
+        """
         plan, request = read_checked_plan(request), seal_request(request)
         with self._lock:
             session = self._check_admission(request, plan)
         try:
-            # Without the lock, so that a busy disk does not block other ranks. The root is checked
-            # first, because the session's storage looks at the tree at once.
+            # Done without the lock, so that a busy disk does not delay other ranks. The root is
+            # checked first, because creating the session's storage reads the tree.
             trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
             if session is None:
                 session = RankSession(request, plan, self._daemons)
@@ -282,7 +289,7 @@ class SessionRegistry:
         )
 
     def check_token(self, session_id: str, token: bytes) -> RankSession:
-        """Return an open session; ForbiddenError when the caller is not its rank."""
+        """Return an open session; ForbiddenError when the caller is not the rank of the session."""
         session = self._sessions.get(session_id)
         if session is None:
             raise UnavailableError(
@@ -293,7 +300,9 @@ class SessionRegistry:
         return session
 
     def connect(self, session_id: str, token: bytes, listener: StreamMailbox) -> RankSession:
-        """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
+        """Connect the stream of a session; ForbiddenError when the caller is not the rank of the
+        session.
+        """
         with self._lock:
             session = self.check_token(session_id, token)
             self._check_single_process(session.request)
@@ -303,7 +312,7 @@ class SessionRegistry:
             return session
 
     def live(self) -> int:
-        """Return how many sessions are connected."""
+        """Return the number of connected sessions."""
         with self._lock:
             return sum(session.live for session in self._sessions.values())
 
@@ -312,7 +321,7 @@ class SessionRegistry:
         return self._sessions[session_id]
 
     def find(self, session_id: str) -> RankSession | None:
-        """Return a session; None when it is forgotten, or of an earlier process and finished."""
+        """Return a session; None when it was forgotten, or was finished by an earlier process."""
         return self._sessions.get(session_id)
 
     def list_sessions(self) -> list[RankSession]:
@@ -322,7 +331,7 @@ class SessionRegistry:
             return list(self._sessions.values())
 
     def release_trees(self) -> None:
-        """Release the tree locks of sessions that are closed and over."""
+        """Release the tree locks of sessions that are closed and have no work left."""
         with self._lock:
             for session in self._sessions.values():
                 if session.closed and session.over:
@@ -339,7 +348,9 @@ class SessionRegistry:
             self._draining = True
 
     def _check_admission(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
-        """Return the known session of a rank that is admitted, or None; raise why it is not."""
+        """Return the known session of an admitted rank, None if it is new; raise the reason of a
+        rejection.
+        """
         self._check_open()
         session = self._find(request.session_id)
         if session:
@@ -362,7 +373,7 @@ class SessionRegistry:
         return known or restore_session(self._ledger, session_id, self._daemons)
 
     def _check_tree(self, request: SessionRequest, root: str) -> None:
-        """Raise RejectedError when another rank of the job dumps into another tree."""
+        """Raise a RejectedError when another rank of the job dumps into another tree."""
         for other in self._sessions.values():
             theirs = other.plan.output.root
             if other.live and other.request.job_id == request.job_id and theirs != root:
@@ -407,7 +418,7 @@ class SessionRegistry:
             try:
                 self._ledger.withdraw(session_id)
             except sqlite3.Error as error:
-                # A superfluous row does no harm.
+                # Only logged, because a superfluous row does no harm.
                 _logger.warning("session %s stays in the ledger: %s", session_id, error)
 
     def _note_absent(self, request: SessionRequest) -> None:
@@ -425,13 +436,13 @@ class SessionRegistry:
 
 
 def _lock_tree(session: RankSession) -> None:
-    """Lock the tree of a session that may have released it since it was opened."""
+    """Lock the tree of a session, which may have released it since it was opened."""
     try:
         session.storage.lock.acquire()
     except BlockingIOError as error:
         raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
     except OSError:
-        return  # without space its records are counted as dropped
+        return  # without space, records are counted as dropped
 
 
 def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
@@ -443,11 +454,11 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
             raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
             text = f"rank {request.rank}: {message} at present: {error}"
-            # The rank tries again at once, and then every few seconds.
+            # Logged once, because the rank tries again at once, and then every few seconds.
             is_new = _recent_problems.is_new(f"{request.job_id}: {text}")
             level = logging.WARNING if is_new else logging.DEBUG
             log_about(_logger, request).log(level, "%s", text)
             raise UnavailableError(f"{message} at present: {error}") from None
-        # Space may be freed while the job runs; until then its records are counted as dropped.
+        # Space may become free while the job runs; until then records are counted as dropped.
         session.has_metadata = False
         session.pending.problem = f"rank {request.rank}: no space for its metadata: {error}"

@@ -1,8 +1,10 @@
-"""Writer of the session files of trees, which name the live daemon and the state of every session.
+"""Writer of the session files of trees, which contain the addresses of the live daemons and the
+state of every session.
 
-A thread writes them, because a tree's disk may be busy while a rank waits for its answer; only the
-first state of a session is written before its rank gets an answer. A file that cannot be written is
-tried again. One that does not exist is not made again: its tree may have been removed.
+A separate thread writes the files, because a tree's disk may be busy while a rank waits for its
+answer; only the first state of a session is written before its rank gets an answer. A file that
+cannot be written is tried again. A file that does not exist any more is not created again, because
+its tree may have been removed.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
 RETRY_INTERVAL_S = 1.0
-"""Pause before a file that could not be written is tried again."""
+"""Seconds before a file that could not be written is tried again."""
 END_INTERVAL_S = 0.2
 MAX_END_WAIT_US = 30_000_000
-"""Time for which a lost session waits for its process, which its launcher has to wait for first."""
+"""Microseconds for which the process of a lost session is watched, because its exit code is known
+only after its launcher has waited for it.
+"""
 _ANY_ADDRESS = ("0.0.0.0", "[::]", "")
 
 _logger = logging.getLogger(__name__)
@@ -48,13 +52,15 @@ def find_client_address(listen: str, host: str) -> str:
 
 
 def find_daemons(listen: str, coordinator: str, host: str | None = None) -> DaemonAddresses:
-    """Return the addresses in the session files of an agent on a host, by default on this one."""
+    """Return the daemon addresses that an agent writes to session files; `host` is this host by
+    default.
+    """
     host = socket.gethostname() if host is None else host
     return DaemonAddresses(find_client_address(listen, host), coordinator, host)
 
 
 class SessionFiles:
-    """Session files of all trees of one agent; safe to use from several threads."""
+    """Writes the session files of all trees of one agent; safe to use from several threads."""
 
     def __init__(
         self,
@@ -62,18 +68,18 @@ class SessionFiles:
         on_end: Callable[[RankSession], None] | None = None,
         clock_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """`on_end` is called when it is known how the process of a lost session ended."""
+        """`on_end` is called when it becomes known how the process of a lost session ended."""
         self._on_end, self._clock_us = on_end, clock_us
         self._lost: dict[str, tuple[RankSession, int]] = {}
-        """Lost sessions whose process is watched, and since when."""
+        """Lost sessions whose process is watched, each with the time since when, by session id."""
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[RankSession, int]] = {}
-        """Sessions that may have changed, and when, by their ids."""
+        """Sessions that may have changed, each with the time of the change, by session id."""
         self._failures = LogOnce(_logger)
         self._thread = BackgroundThread(self._run, "rankdumpd-session-files")
 
     def update(self, session: RankSession) -> None:
-        """Have the thread write the file of a session that may have changed."""
+        """Let the thread write the file of a session that may have changed."""
         with self._changed:
             self._waiting[session.request.session_id] = (session, self._clock_us())
             self._changed.notify_all()
@@ -83,7 +89,9 @@ class SessionFiles:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Write what waits, and stop; return whether that took no longer than `timeout_s`."""
+        """Write the waiting files, and stop; return whether that took no longer than
+        `timeout_s`.
+        """
         self._thread.request_stop()
         with self._changed:
             self._changed.notify_all()
@@ -97,7 +105,8 @@ class SessionFiles:
                     self._changed.wait(RETRY_INTERVAL_S)
                 pause_s = END_INTERVAL_S if self._lost else None
                 self._changed.wait_for(lambda: self._waiting or self._thread.is_stopping, pause_s)
-                # Before the sessions are taken: what changes until the stop is written.
+                # Read before the sessions are taken, so that all changes until the stop are
+                # written.
                 stopping = self._thread.is_stopping
                 waiting, self._waiting = self._waiting, {}
             failed = False
@@ -125,7 +134,7 @@ class SessionFiles:
                 del self._lost[session_id]
 
     def _write(self, session: RankSession, changed_us: int) -> bool:
-        """Write the file of a session if it changed; return False when it is to be tried again."""
+        """Write the file of a session if it changed; return False when it has to be tried again."""
         request, tree = session.request, session.storage.tree
         if session.may_learn_end:
             self._lost.setdefault(request.session_id, (session, changed_us))
