@@ -1,8 +1,10 @@
-"""Digests of earlier trees: whether a record equals its counterpart in the baseline of its plan.
+"""Index of earlier trees by digest, which tells whether a record equals its counterpart in the
+baseline of its plan.
 
-They come from the manifests of the baseline, which is never written to, and whose tensors are not
-read. A record is looked for in the same rank and iteration; these manifests are read when the first
-record needs them, and of each tensor 28 bytes are kept, in arrays.
+The digests come from the manifests of the baseline. The baseline is never written to, and its
+tensors are not read. The counterpart of a record has the same rank and iteration; the manifests of
+that iteration are read when the first record needs them, and 28 bytes are kept for each tensor, in
+arrays.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ from rankdumpd.agent.storage.folders import UNFINISHED_MODE
 from rankdumpd.agent.storage.tree import RootedFolder
 
 MAX_HELD_RECORDS = 1 << 20
-"""About 30 MB. A single iteration with more is held all the same."""
+"""Largest number of tensors whose digests are kept, about 30 MB. A single iteration with more
+tensors is kept all the same.
+"""
 MAX_HELD_ITERATIONS = 256
-"""Each has an open manifest; a rank needs one or two at a time."""
+"""Largest number of iterations that are kept; each has an open manifest, and a rank needs one or
+two at a time.
+"""
 _MAX_HELD_LISTINGS = 256
 _LOCK_COUNT = 256
 _MAX_LONG_NAME_FOLDERS = 64
@@ -58,9 +64,11 @@ _USUAL_NAME_END = re.compile(
 _UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 TensorIdentity: TypeAlias = "tuple[object, ...]"
-"""What a tensor has in every job: all but its content, its time, rank and iteration."""
+"""Properties of a tensor that are the same in every job: all but content, time, rank
+and iteration.
+"""
 ContentFacts: TypeAlias = "tuple[str, str, tuple[int, ...]]"
-"""Digest, element type and shape."""
+"""Digest, element type and shape of a tensor."""
 
 
 def make_identity(
@@ -73,15 +81,15 @@ def make_identity(
 ) -> TensorIdentity:
     """Return the identity of a tensor.
 
-    `place` is model, graph, and whether it is a constant, as its folder has them; `operator` is
-    type, name and place in the call, `part` micro-batch and phase. A tensor of a `bin` file does
-    not stand for one of an npy file.
+    `place` is the model, the graph, and whether the tensor is a constant, as its folder tells;
+    `operator` is the type, the name and the place in the call, `part` the micro-batch and the
+    phase. A tensor in a `bin` file is never the counterpart of one in an npy file.
     """
     return (*place, *operator, member, *part, is_npy)
 
 
 def is_npy_path(path: str) -> bool:
-    """Return whether a file of a tensor is an npy file, packed or not."""
+    """Return whether the path of a tensor's file is that of an npy file, packed or not."""
     return path.endswith((".npy", ".npy.zst"))
 
 
@@ -90,28 +98,28 @@ class _BaselineFile(NamedTuple):
 
     file: FileDescriptor
     baselines: Sequence[str]
-    """Trees that have the files of its own records without a file."""
+    """Roots of the trees that have the files of those records whose files are not in this tree."""
 
 
 class _IterationDigests(NamedTuple):
-    """The tensors of a rank's iteration in a baseline, sorted by identity."""
+    """The tensors in one iteration of a rank in a baseline, sorted by identity."""
 
     files: Sequence[_BaselineFile]
     identities: npt.NDArray[np.int64]
     contents: npt.NDArray[np.int64]
     file_of: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
-    """Where the line of each begins in its manifest."""
+    """Position of each tensor's line in its manifest."""
 
 
 _Place: TypeAlias = "tuple[str, str, int]"
 """Root of a baseline, folder of a rank, and iteration."""
 _Listing: TypeAlias = "Mapping[int, Sequence[str]]"
-"""Manifests of a rank by iteration."""
+"""Names of a rank's manifests by iteration."""
 
 
 class BaselineIndex:
-    """Tensors of the baselines of all sessions; safe to use from several threads."""
+    """Index of the tensors in the baselines of all sessions; safe to use from several threads."""
 
     def __init__(
         self,
@@ -120,13 +128,13 @@ class BaselineIndex:
         max_records: int = MAX_HELD_RECORDS,
         max_iterations: int = MAX_HELD_ITERATIONS,
     ) -> None:
-        """Read only baselines below `roots`, if any are given."""
+        """Only baselines below `roots` are read, if any roots are given."""
         self._roots = roots
         self._max_records, self._max_iterations = max_records, max_iterations
         self._held: OrderedDict[_Place, _IterationDigests | BaselineProblem] = OrderedDict()
         self._listings: OrderedDict[tuple[str, str], _Listing] = OrderedDict()
         self.held_records = 0
-        """Tensors whose digests are in memory."""
+        """Number of tensors whose digests are in memory."""
         self._lock = threading.Lock()
         self._place_locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
 
@@ -138,8 +146,8 @@ class BaselineIndex:
         identity: TensorIdentity,
         content: ContentFacts,
     ) -> BaselineMatch:
-        """Return how the tensor with this identity in an iteration of a rank compares with the
-        content.
+        """Compare `content` with the tensor of this identity in an iteration of a rank; return the
+        result.
         """
         digests = self._load((root, rank_folder, iteration))
         if isinstance(digests, BaselineProblem):
@@ -160,7 +168,8 @@ class BaselineIndex:
         found = self._get(place)
         if found is not None:
             return found
-        # Other iterations go on meanwhile; records of this one need the answer.
+        # The lock covers one iteration, because its records need the digests; other iterations go
+        # on.
         with self._place_locks[hash(place) % _LOCK_COUNT]:
             found = self._get(place)
             return self._keep(place, self._read(place)) if found is None else found
@@ -186,7 +195,8 @@ class BaselineIndex:
 
     def _read(self, place: _Place) -> _IterationDigests | BaselineProblem:
         root, rank_folder, iteration = place
-        # With this mode no folder is taken for an unfinished one, which would get another mode.
+        # With this mode no folder of the baseline counts as unfinished, so the mode of none is
+        # changed.
         tree = RootedFolder(root, folder_mode=UNFINISHED_MODE, synced=False)
         try:
             check_root(root, self._roots, resolve=os.path.realpath)
@@ -207,7 +217,7 @@ class BaselineIndex:
         return digests
 
     def _list_manifests(self, tree: RootedFolder, place: _Place) -> _Listing:
-        """Return the manifests of a rank; they are listed again when an iteration is absent."""
+        """Return the manifests of a rank; they are listed again when an iteration is missing."""
         root, rank_folder, iteration = place
         with self._lock:
             known = self._listings.get((root, rank_folder))
@@ -229,7 +239,7 @@ def _list_by_iteration(tree: RootedFolder, rank_folder: str) -> _Listing:
     try:
         names = tree.listing(f"{rank_folder}/{MANIFEST_FOLDER}")
     except FileNotFoundError:
-        tree.listing("")  # raises where there is no such tree
+        tree.listing("")  # raises an error if there is no such tree
         return {}
     for name in sorted(names):
         iteration = parse_manifest_name(name)
@@ -239,7 +249,7 @@ def _list_by_iteration(tree: RootedFolder, rank_folder: str) -> _Listing:
 
 
 def _explain_absence(tree: RootedFolder, rank_folder: str, known: _Listing) -> BaselineProblem:
-    """Return why a baseline has no manifest of an iteration."""
+    """Return the problem that explains why a baseline has no manifest of an iteration."""
     root = tree.root
     if known:
         there = f"it has {len(known)}, from {min(known)} to {max(known)}"
@@ -262,7 +272,9 @@ def _has_manifests(tree: RootedFolder, folder: str) -> bool:
 
 
 def _read_digests(tree: RootedFolder, rank_folder: str, names: Sequence[str]) -> _IterationDigests:
-    """Return the tensors in manifests of an iteration; CorruptedError when one is damaged."""
+    """Return the tensors in the manifests of an iteration; CorruptedError when a manifest is
+    damaged.
+    """
     files: list[_BaselineFile] = []
     rows = array("q")
     long_names = _LongNameFolders(tree)
@@ -292,7 +304,7 @@ def _read_digests(tree: RootedFolder, rank_folder: str, names: Sequence[str]) ->
 
 
 def _read_head(data: bytes) -> tuple[Sequence[str], int]:
-    """Return the baselines in the head of a manifest, and where its records begin."""
+    """Return the baselines in the head of a manifest, and the position where its records begin."""
     if not is_intact(data):
         raise ValueError("its checksum is wrong")
     start = data.find(b"\n") + 1
@@ -303,7 +315,7 @@ def _read_head(data: bytes) -> tuple[Sequence[str], int]:
 
 
 def _iter_lines(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the place and the JSON of each record."""
+    """Yield the position and the JSON of each record."""
     end = data.rfind(b"\n]")
     while start < end:
         stop = data.find(_LINE_END, start, end)
@@ -313,14 +325,14 @@ def _iter_lines(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 class _LongNameFolders:
-    """The `mapping.csv` of the folders of a tree."""
+    """Reads the `mapping.csv` files of the folders of a tree."""
 
     def __init__(self, tree: RootedFolder) -> None:
         self._tree = tree
         self._known: dict[str, LongFileNames] = {}
 
     def get_full_name(self, folder: str, name: str) -> str:
-        """Return the full name of a file."""
+        """Return the full name of a file, whose own name may be shortened."""
         known = self._known.get(folder)
         if known is None:
             known = remember(self._known, folder, self._read(folder), _MAX_LONG_NAME_FOLDERS)
@@ -334,7 +346,9 @@ class _LongNameFolders:
 
 
 def _hash_record(record: Mapping[str, Any], long_names: _LongNameFolders) -> tuple[int, int] | None:
-    """Return hashes of identity and content of a record; None for one without a file or digest."""
+    """Return hashes of a record's identity and content; None for a record without a file or a
+    digest.
+    """
     path, digest = record["path"], record["digest"]
     parent, _, name = path.rpartition("/")
     folder = _find_folder(parent)
@@ -356,9 +370,9 @@ _find_folder = lru_cache(maxsize=1 << 10)(find_folder)
 
 
 def _find_member(scheme: NameScheme, name: str) -> str:
-    """Return side and slot of a tensor by the name of its file; empty for a short name."""
+    """Return the side and slot in the name of a tensor's file; empty for a shortened name."""
     found = _USUAL_NAME_END.search(name)
-    if found is not None:  # a whole name takes five times as long
+    if found is not None:  # parsing the whole name takes five times as long
         return found[1]
     file = parse_name_in_folder(DumpFolder(scheme), name)
     return format_member(file.side, file.slot) if file is not None else ""
@@ -371,14 +385,16 @@ def _get_content(record: Mapping[str, Any]) -> ContentFacts:
 def _find_file(
     root: str, digests: _IterationDigests, at: int, content: ContentFacts
 ) -> TreeFile | None:
-    """Return the file of a tensor of a baseline; None if its content is another one after all.
+    """Return the baseline's file of a tensor; None if its content differs, which equal hashes may
+    hide.
 
-    A record that has no file itself names that of its own baseline.
+    A record without a file in this tree names the file in its own baseline.
     """
     manifest = digests.files[int(digests.file_of[at])]
     file = manifest.file
     offset, count = int(digests.offsets[at]), _LINE_BYTES
-    # The open manifest is the one that was read, also if another one has replaced it.
+    # Read through the open descriptor, because another manifest may have replaced the one that was
+    # read.
     while (end := (data := os.pread(file.number, count, offset)).find(b"\n")) < 0:
         if len(data) < count:
             return None

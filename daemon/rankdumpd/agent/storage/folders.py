@@ -1,7 +1,7 @@
 """Folders below one root, each accessed by a descriptor, so that no link redirects a file.
 
-The kernel resolves a path in every call, and somebody may have put a link into it since the last
-one. So a folder is opened name by name without following links, and its items are accessed
+The kernel resolves a path in every call, and somebody may put a link into the path between two
+calls. So a folder is opened name by name without following links, and its entries are accessed
 through its descriptor.
 """
 
@@ -23,21 +23,23 @@ from rankdumpd.agent.records import FileDescriptor
 
 MAX_OPEN_FOLDERS = 256
 _MAX_SHARE_OF_DESCRIPTORS = 0.25
-"""Ranks, slabs and the files that are being written need the others."""
+"""Largest share of the process's descriptors that folders may take, because ranks, slabs and files
+that are being written need the rest.
+"""
 _ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# No plan has this mode, and no umask removes a bit of it: a folder of this mode was made by a
-# process that was killed before it set the mode of the tree.
+# No plan has this mode, and no umask removes a bit of it. So a folder with this mode was created by
+# a process that was killed before it set the mode of the tree.
 UNFINISHED_MODE = stat.S_ISVTX | stat.S_IRWXU
 _MAX_SYNCED = 4096
 
 
 class OutsideRootError(OSError):
-    """A folder of the tree leads out of it."""
+    """A folder of the tree is a link that leads out of it."""
 
 
 ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
-"""Errors for a file or folder that is not in the tree, or no longer."""
+"""Errors for a file or folder that is not in the tree, or not any more."""
 
 
 class _OpenFolder(NamedTuple):
@@ -48,16 +50,16 @@ class _OpenFolder(NamedTuple):
 
 
 class OpenFolderCache:
-    """The folders that a process opened last; safe to use from several threads."""
+    """The folders that a process has opened most recently; safe to use from several threads."""
 
     def __init__(self, max_folders: int = MAX_OPEN_FOLDERS) -> None:
-        """Keep at most so many, and at most a quarter of the descriptors of the process."""
+        """Keep at most `max_folders`, and at most a quarter of the descriptors of the process."""
         self._max_folders = max_folders
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
 
     def find(self, root: str, folder: str) -> FileDescriptor | None:
-        """Return an open folder below a root, unless its path leads to another one by now."""
+        """Return an open folder below a root; None if its path leads to another folder by now."""
         key = root, folder
         with self._lock:
             held = self._held.get(key)
@@ -75,10 +77,13 @@ class OpenFolderCache:
         return None
 
     def hold(self, root: str, folder: str, opened: FileDescriptor) -> None:
-        """Keep a folder; the one that was not used for longest is removed."""
+        """Keep an open folder; if there are too many, the one that was used least recently is
+        removed.
+        """
         status = os.fstat(opened.number)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # The limit may be changed while the process runs; a negative one is no limit.
+        # Read each time, because the limit may change while the process runs; a negative one means
+        # no limit.
         most = int(descriptors * _MAX_SHARE_OF_DESCRIPTORS) if descriptors >= 0 else math.inf
         with self._lock:
             self._held[root, folder] = _OpenFolder(opened, (status.st_dev, status.st_ino))
@@ -87,7 +92,7 @@ class OpenFolderCache:
                 self._held.popitem(last=False)
 
     def clear(self) -> bool:
-        """Keep no folder any longer; return whether one was kept."""
+        """Remove all folders; return whether there was any."""
         with self._lock:
             held, self._held = self._held, OrderedDict()
         return bool(held)
@@ -97,9 +102,9 @@ _OPEN_FOLDERS = OpenFolderCache()
 
 
 def release_open_folders() -> bool:
-    """Close the folders that are only kept open for later; return whether there were any.
+    """Close the folders that are kept open only for later use; return whether there were any.
 
-    Where no descriptor is left, a file can be opened in their place.
+    When no descriptor is left, this makes room for opening a file.
     """
     return _OPEN_FOLDERS.clear()
 
@@ -110,15 +115,17 @@ class TreeFolders:
     def __init__(
         self, root: Path, *, mode: int, synced: bool, held: OpenFolderCache = _OPEN_FOLDERS
     ) -> None:
-        """New folders get this mode, whatever the umask of the process."""
+        """New folders get the mode `mode`, whatever the umask of the process is."""
         self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
         self._synced_folders: dict[str, None] = {}
 
     def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
-        """Return a folder, which stays open while it is referenced.
+        """Return a folder, which stays open while it is referenced; `make` creates it if it is
+        missing.
 
-        FileNotFoundError when it does not exist, unless `make` is set; OutsideRootError. In a
-        synced tree its name and those above it survive a power loss from now on.
+        FileNotFoundError when it is missing and `make` is false; OutsideRootError when a link leads
+        out of the root. In a synced tree its name and those of its parents survive a power loss
+        afterwards.
         """
         if not self._synced or folder in self._synced_folders:
             found = self._held.find(self._root, folder)
@@ -133,7 +140,8 @@ class TreeFolders:
             parent = self.open(above, make=make)
             opened = self._open_below(parent, name, make)
             if self._synced:
-                # Also when it existed: its maker may have been killed before the sync.
+                # Also for a folder that existed, because its creator may have been killed before
+                # the sync.
                 sync_folder(parent)
         self._held.hold(self._root, folder, opened)
         if self._synced:
@@ -179,7 +187,8 @@ class TreeFolders:
         missing = [Path(self._root)]
         while not missing[-1].parent.is_dir():
             missing.append(missing[-1].parent)
-        # An earlier process may not have set the mode of the first folder that exists.
+        # An earlier process may have been killed before it set the mode of the first existing
+        # folder.
         self._enter(str(missing[-1].parent))
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
@@ -192,7 +201,7 @@ class TreeFolders:
             try:
                 sync_folder(FileDescriptor(os.open(folder, _ENTER_FLAGS)))
             except PermissionError:
-                # Where this process may not read, it cannot have made anything.
+                # Where this process has no read permission, it cannot have created a folder.
                 return
 
 

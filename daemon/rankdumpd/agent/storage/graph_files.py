@@ -1,5 +1,5 @@
-"""Graph files that MindSpore's tools read: parts joined to a graph, `.ir` text and the `.pb` model.
-Pure.
+"""Graph files that MindSpore's tools read: parts of a graph are joined, and written as `.ir` text
+and as a `.pb` model. Pure.
 
 Sources: MindSpore 2.3 Dump guide; MindInsight and the offline debugger as readers; files of
 MindSpore 2.0 and 2.7. In a model, nodes are called `1`, `2`, ... and have their scope name in
@@ -25,23 +25,23 @@ EdgeSource: TypeAlias = "int | str"
 
 @dataclass(frozen=True, slots=True)
 class LinkedGraph:
-    """A graph with the source of every input."""
+    """A graph in which the source of every input is known."""
 
     number: int
     nodes: tuple[GraphNode, ...]
     inputs: tuple[tuple[EdgeSource, ...], ...]
     """Sources of the inputs of each node."""
     parameters: dict[str, TensorType | None]
-    """By name; None for a value from outside whose type is not known."""
+    """Types of the parameters by name; None for a value from outside whose type is not known."""
 
     @property
     def ends(self) -> list[int]:
-        """Indices of the nodes whose outputs no other node reads."""
+        """Indexes of the nodes whose outputs no other node reads."""
         read = {source for sources in self.inputs for source in sources}
         return [index for index in range(len(self.nodes)) if index not in read]
 
     def types_of(self, source: EdgeSource) -> tuple[TensorType, ...]:
-        """Return the types of a source's outputs; none when they are not known."""
+        """Return the types of a source's outputs; empty when they are not known."""
         if isinstance(source, int):
             return self.nodes[source].outputs
         kind = self.parameters[source]
@@ -49,7 +49,7 @@ class LinkedGraph:
 
 
 def link_graph(graph: OperatorGraph) -> LinkedGraph:
-    """Return the graph with its edges.
+    """Return the graph with the source of every input.
 
     Inputs of the network become parameters, as in MindSpore's files, so that slots keep their
     numbers.
@@ -80,7 +80,7 @@ def format_stack(source: Iterable[SourceLine]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GraphElementType:
-    """One element type as graphs name it."""
+    """One element type with the names that graph files use for it."""
 
     label: str
     number: model_pb2.DataType.ValueType
@@ -106,14 +106,16 @@ _ELEMENT_TYPES = {
 
 
 def find_element_type(dtype: str) -> GraphElementType:
-    """Return MindSpore's name and number; a type without a number keeps its own name."""
+    """Return MindSpore's name and number of an element type; a type without a number keeps its own
+    name.
+    """
     return _ELEMENT_TYPES.get(dtype) or GraphElementType(
         sanitize_line(dtype), model_pb2.DT_UNDEFINED
     )
 
 
 def format_graph_shape(kind: TensorType) -> str:
-    """Return the extents as `(8, 1)`."""
+    """Return the extents of a shape as `(8, 1)`."""
     return f"({', '.join(map(str, kind.shape))})"
 
 
@@ -186,7 +188,7 @@ _IR_VERSION = 1
 
 
 def render_model(graph: LinkedGraph, name: str) -> bytes:
-    """Return the bytes of a `.pb` file."""
+    """Return the bytes of a `.pb` model."""
     body = model_pb2.GraphProto(
         name=name,
         root_name=str(graph.number),
@@ -224,7 +226,7 @@ def _make_node(number: int, node: GraphNode, sources: Sequence[EdgeSource]) -> m
         ],
         attribute=[_make_attribute(key, text) for key, text in sorted(node.attributes.items())],
         output_type=_make_type(node.outputs),
-        # The innermost line first, as in MindSpore's own files.
+        # The innermost line is first, as in MindSpore's own files.
         source_address="".join(f"      {line}\n" for line in reversed(format_stack(node.source))),
     )
 
@@ -255,8 +257,9 @@ def _make_tensor_type(kind: TensorType | None) -> model_pb2.TypeProto:
 
 
 def render_graph(graph: OperatorGraph, profile: Profile) -> dict[str, bytes]:
-    """Return the bytes of a graph's files by name."""
-    # With short names MindInsight takes the graph's number from the text after the last `_`.
+    """Return the bytes of a graph's files by file name."""
+    # For profiles with short names, MindInsight takes the graph's number from the text after the
+    # last `_`.
     name = f"kernel_graph{'_' if profile.short_names else ''}{graph.number}"
     file = f"ms_output_trace_code_graph_{graph.number}"
     linked = link_graph(graph)
@@ -267,16 +270,16 @@ def render_graph(graph: OperatorGraph, profile: Profile) -> dict[str, bytes]:
 
 
 class GraphAssembler:
-    """Graphs of one session whose last part is missing; not for several threads."""
+    """The graphs of one session that are not complete yet; not for use from several threads."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, OperatorGraph] = {}
         self._frame_ids: dict[int, list[FrameId]] = {}
 
     def add_part(self, frame_id: FrameId, part: GraphPart) -> OperatorGraph | None:
-        """Add a part; return the complete graph when it was the last one.
+        """Add a part of a graph; return the complete graph when the part was the last one.
 
-        A first part begins the graph anew: a graph that has grown is sent again.
+        A first part begins the graph anew, because a graph that has grown is sent again.
         """
         number = part.graph.number
         begun = None if part.first else self._waiting.get(number)
@@ -286,12 +289,12 @@ class GraphAssembler:
         return self._waiting.pop(number) if part.last else None
 
     def forget_graph(self, number: int) -> list[FrameId]:
-        """Forget the parts of a graph whose files are written; return their frame ids."""
+        """Remove the parts of a graph whose files are written; return their frame ids."""
         return self._frame_ids.pop(number, [])
 
 
 def join_graphs(graph: OperatorGraph, more: OperatorGraph) -> OperatorGraph:
-    """Return the nodes and parameters of both, in order."""
+    """Return a graph with the nodes and parameters of both, in order."""
     return replace(
         graph,
         nodes=(*graph.nodes, *more.nodes),

@@ -50,7 +50,9 @@ _DEBUG_MODES = {"always": 0, "overflow": 3, "exception": 4}
 
 
 def render_configuration(plan: DumpPlan, device: int) -> bytes:
-    """Return a plan as a `data_dump.json`; a plan for all devices gets the given one."""
+    """Return a plan as the text of a `data_dump.json`; if the plan is for all devices, with
+    `device`.
+    """
     body = {
         "common_dump_settings": _make_common_settings(plan, device),
         "e2e_dump_settings": _make_e2e_settings(plan),
@@ -78,7 +80,7 @@ def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
         "initial_iteration": selection.initial_iteration,
     }
     if selection.trigger == "overflow":
-        # With any other mode MindSpore rejects the key.
+        # MindSpore rejects the key together with any other mode.
         common["overflow_number"] = selection.overflow_limit
     return common
 
@@ -101,7 +103,7 @@ def _make_e2e_settings(plan: DumpPlan) -> dict[str, object]:
 ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"
 _CONFIGURATION_FILE = "data_dump.json"
 _SOURCE_FILES = {"acl": "acl.json"}
-"""Name of the configuration file of a dialect, where it is another one."""
+"""Name of the configuration file by dialect, where it is not `data_dump.json`."""
 _DEVICE_TARGETS = ("Ascend", "GPU", "CPU")
 
 
@@ -110,8 +112,9 @@ def write_rank_metadata(
 ) -> None:
     """Write a rank's configuration and its `config.json`, unless they exist.
 
-    MindInsight ignores a rank without either, so a `data_dump.json` is written for every plan.
-    The configuration of another dialect is written beside it, under its own name.
+    MindInsight ignores a rank that lacks one of both files, so a `data_dump.json` is written for
+    every plan. The configuration in another dialect is written beside it, under that dialect's file
+    name.
     """
     folder = f"{layout.make_rank_folder(request.rank)}/{layout.METADATA_FOLDER}"
     target = request.device_target if request.device_target in _DEVICE_TARGETS else "CPU"
@@ -128,7 +131,9 @@ def write_rank_metadata(
 
 
 def write_program_order(tree: DumpTree, rank: int, orders: Mapping[int, Sequence[str]]) -> None:
-    """Write the operators of each graph, by their full scope names, as the rank ran them."""
+    """Write the operators of each graph with their full scope names, in the order in which the rank
+    ran them.
+    """
     for graph, names in sorted(orders.items()):
         lines = (ORDER_HEADER, *map(sanitize_line, names))
         name = f"ms_execution_order_graph_{graph}.csv"
@@ -139,7 +144,9 @@ def write_program_order(tree: DumpTree, rank: int, orders: Mapping[int, Sequence
 def append_iteration(
     tree: DumpTree, rank: int, graphs: Iterable[int], iteration: int, *, repeated: bool
 ) -> None:
-    """Append the iteration to each graph's list; when repeated, only where it is not the last."""
+    """Append the iteration to each graph's list; with `repeated`, only where it is not the last
+    entry.
+    """
     folder = _order_folder(rank)
     for graph in sorted(graphs):
         name = f"ms_global_execution_order_graph_{graph}.csv"
@@ -149,7 +156,7 @@ def append_iteration(
 
 
 def write_graph(tree: DumpTree, rank: int, files: Mapping[str, bytes]) -> None:
-    """Write the files of a graph by name; they replace those of an earlier description."""
+    """Write the files of a graph by name; they replace the files of an earlier description."""
     folder = f"{layout.make_rank_folder(rank)}/{layout.GRAPH_FOLDER}"
     for name, data in files.items():
         tree.put(folder, name, (data,), mark=name)
@@ -158,10 +165,10 @@ def write_graph(tree: DumpTree, rank: int, files: Mapping[str, bytes]) -> None:
 def write_arguments(
     tree: DumpTree, arguments: KernelArguments, *, folder_of: Callable[[int], str], mark: str
 ) -> list[str]:
-    """Write the arguments of operators; return the operators whose file name is too long.
+    """Write the arguments of operators; return the operators whose file names are too long.
 
     `folder_of` returns the folder of a graph's tensors. Source: MindSpore 2.3 Dump guide,
-    `save_kernel_args`; these names are not mapped to shorter ones.
+    `save_kernel_args`; these file names are never shortened.
     """
     too_long: list[str] = []
     for each in arguments.operators:
@@ -180,7 +187,9 @@ def write_fingerprints(
     status: IterationStatus,
     fingerprints: Sequence[tuple[int, bytes]],
 ) -> FingerprintSeal:
-    """Write the fingerprints of an iteration by the number of their record, for its manifest."""
+    """Write the fingerprints of an iteration by the positions of their records; return the seal for
+    the manifest.
+    """
     name = make_fingerprint_name(make_manifest_name(status.iteration, status.session_id))
     data = format_fingerprint_file(fingerprints)
     tree.put(f"{rank_folder}/{layout.FINGERPRINT_FOLDER}", name, (data,), mark=name)
@@ -188,7 +197,7 @@ def write_fingerprints(
 
 
 def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None:
-    """Write the manifest of an iteration, which counts as complete from now on."""
+    """Write the manifest of an iteration, which marks the iteration as complete."""
     status = manifest.status
     name = make_manifest_name(status.iteration, status.session_id)
     tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
@@ -197,10 +206,10 @@ def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None
 def update_manifest(
     tree: DumpTree, rank_folder: str, iteration: int, session_id: str, sizes: Mapping[str, int]
 ) -> Manifest | None:
-    """Write the manifest of an iteration with other sizes of files, by path; return it.
+    """Write the manifest of an iteration with new sizes of files, by path; return it.
 
-    None where there is no manifest, because the iteration has not ended. CorruptedError when it
-    cannot be read.
+    None if there is no manifest, because the iteration has not ended. CorruptedError when the
+    manifest cannot be read.
     """
     name = make_manifest_name(iteration, session_id)
     try:
@@ -218,7 +227,7 @@ def update_manifest(
 
 
 def create_session_file(tree: DumpTree, session: TreeSession) -> None:
-    """Write the file of a session that has begun, unless it exists."""
+    """Write the file of a session that has begun, unless the file exists."""
     if not tree.has(SESSIONS_FOLDER, make_session_file_name(session.status)):
         _put_session(tree, session)
 
@@ -226,7 +235,7 @@ def create_session_file(tree: DumpTree, session: TreeSession) -> None:
 def replace_session_file(tree: DumpTree, session: TreeSession) -> None:
     """Replace the file of a session if its state or a balance has changed.
 
-    FileNotFoundError when it does not exist: the tree may have been removed.
+    FileNotFoundError when the file does not exist, because the tree may have been removed.
     """
     before = _read_session(tree, make_session_file_name(session.status))
     now = session if before is None else update_session(before, session)
@@ -235,7 +244,7 @@ def replace_session_file(tree: DumpTree, session: TreeSession) -> None:
 
 
 def read_sessions(tree: DumpTree, rank: int) -> list[TreeSession]:
-    """Return the readable session files of a rank, in no order."""
+    """Return the readable session files of a rank, in any order."""
     prefix = make_session_prefix(rank)
     names = [name for name in tree.listing(SESSIONS_FOLDER) if name.startswith(prefix)]
     return [each for name in names if (each := _read_session(tree, name)) is not None]
@@ -258,13 +267,13 @@ def _order_folder(rank: int) -> str:
 
 
 _CLOSING_BYTES = b"\n}"
-# The end of an entry whose stack has lines, or of one without lines.
+# Matches the end of an entry: of one whose stack has lines, or of one without lines.
 _ENTRY_END = re.compile(rb'\n    (?:\]|"[^\n]*": \[\])(?=,?(?:\n|\Z))')
 _LOOK_BACK_BYTES = 1 << 16
 
 
 class CallStackFile:
-    """The stack file of one session's rank; not for several threads.
+    """The stack file of one session's rank; not for use from several threads.
 
     New entries overwrite the closing brace. The file is read only for its keys: once by each
     process, and for entries that may have been added before a crash.
@@ -273,12 +282,12 @@ class CallStackFile:
     def __init__(self, tree: DumpTree, place: FilePlace, framework: str) -> None:
         self._tree, self._place, self._framework = tree, place, framework
         self._modules: set[str] | None = None
-        """Keys of modules in the file: they are sent again with every call."""
+        """Keys of modules in the file, because modules are sent again with every call."""
 
     def add(self, stacks: CallStacks, *, again: bool) -> None:
-        """Add calls that are not in the file; with `again` each may have been added before.
+        """Add calls that are not in the file; `again` says that each may have been added before.
 
-        After an OSError none of them is in it.
+        After an OSError the file contains none of them.
         """
         keys = [make_stack_key(self._framework, name) for name in stacks.calls]
         known = self._find_known(set(keys), again=again)
@@ -295,13 +304,15 @@ class CallStackFile:
         self._modules = {key for key in known if is_module_key(key)}
 
     def _find_known(self, keys: set[str], *, again: bool) -> set[str]:
-        """Return the keys of modules in the file and, with `again`, those of `keys` in it."""
+        """Return the keys of modules in the file and, with `again`, those of `keys` that are in the
+        file.
+        """
         if self._modules is not None and not again:
             return set(self._modules)
         folder, name = self._place.folder, self._place.name
         if not self._tree.has(folder, name):
             return set()
-        # A crash may have left only the first line of an entry, which does not count.
+        # A crash may have left only the first line of an entry; such an entry does not count.
         self._tree.change(folder, name, _repair_end)
         found = map(read_stack_key, self._tree.each_line(folder, name))
         return {key for key in found if is_module_key(key) or (again and key in keys)}

@@ -1,9 +1,9 @@
 """File formats of a record: digest and statistics of its elements, npy files, `bin` files with
-their header, and the join of an operator's `bin` files to one.
+their header, and the join of an operator's `bin` files into one.
 
-Encoding is pure. A join copies elements as stored, compressed or not; a crash between any two
-steps leaves the operator's file or its tensors' files complete, and a repetition has the same
-result.
+Encoding is pure. A join copies elements as they are stored, compressed or not. A crash between any
+two steps leaves either the operator's file or the tensors' files complete, and repeating the join
+has the same result.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 MAX_SLOTS = 1 << 14
-"""A header has an item for every slot below the last one."""
+"""Limit of slots, because a header has an item for every slot below the highest one."""
 _MAX_REMEMBERED_SLOTS = 1 << 8
-# Some 5 MB, of the 100 that an idle agent may take.
+# About 5 MB, of the 100 MB that an idle agent may take.
 _MAX_REMEMBERED_HEADERS = 1 << 13
 _Part = TypeVar("_Part", OpInput, OpOutput)
 
@@ -46,12 +46,15 @@ _Part = TypeVar("_Part", OpInput, OpOutput)
 def make_bin_header(
     op_name: str, timestamp_us: int, tensors: Sequence[BinTensor], layout: Layout
 ) -> bytes:
-    """Return the length and the header; lower slots without a tensor get placeholders."""
+    """Return the length of the header and the header; lower slots without a tensor get
+    placeholders.
+    """
     if len(tensors) == 1 and tensors[0].slot < _MAX_REMEMBERED_SLOTS:
         described = _describe_one_tensor(op_name, tensors[0], layout)
     else:
         described = _describe_tensors(op_name, tensors, layout)
-    # Concatenated protobuf messages are one message, and these fields come first.
+    # The concatenation of protobuf messages is one message, and `dump_time` precedes the other
+    # fields.
     body = serialize_bin_header(DumpData(dump_time=timestamp_us)) + described
     return len(body).to_bytes(HEADER_LENGTH_BYTES, "little") + body
 
@@ -106,16 +109,16 @@ def examine_record(
 ) -> ReceivedRecord:
     """Return a record with its elements in memory, their digest, and the statistics `items`.
 
-    `items` is None for no statistics; with `exact` they have all their digits. With `fingerprints`
-    it has its fingerprint as well. CorruptedError when they are not those that the rank sent, or
-    their file was truncated.
+    `items` is None for no statistics; with `exact` the statistics have all their digits. With
+    `fingerprints` the record has its fingerprint as well. CorruptedError when the elements differ
+    from those that the rank sent, or when the file that has them was truncated.
     """
     frame_id, head, elements, checksum, *_ = record
     data = load_elements(elements)
     digest = xxhash.xxh3_128_hexdigest(data)
     if checksum and checksum.hex() != digest:
         raise CorruptedError(f"frame {frame_id.sequence} differs from what its rank sent")
-    # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
+    # MindSpore 2.3 writes no row for a tensor without elements or with complex elements.
     if items is not None and not (head.byte_count and statistics.has_statistics(head.kind.dtype)):
         items = None
     texts, fingerprint = None, b""
@@ -127,7 +130,7 @@ def examine_record(
 
 
 def encode_npy(record: ReceivedRecord) -> tuple[ByteBuffer, ByteBuffer]:
-    """Return header and elements of a record's npy file, not compressed."""
+    """Return header and elements of a record's npy file, uncompressed."""
     kind = record.head.kind
     descr = element_types.get_element_type(kind.dtype).descr
     return (
@@ -137,9 +140,9 @@ def encode_npy(record: ReceivedRecord) -> tuple[ByteBuffer, ByteBuffer]:
 
 
 def encode_bin(record: ReceivedRecord, layout: Layout) -> tuple[ByteBuffer, ByteBuffer]:
-    """Return header and elements of a record's own `bin` file, not compressed.
+    """Return header and elements of a record's own `bin` file, uncompressed.
 
-    Elements are as the framework had them.
+    The elements stay as the framework had them.
     """
     kind = record.head.kind
     tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
@@ -160,7 +163,7 @@ def _measure_with_fingerprint(
 
 
 class BinFileJoiner:
-    """Joins the `bin` files of operators of one session; not for several threads."""
+    """Joins the `bin` files of operators in one session; not for use from several threads."""
 
     def __init__(
         self, tree: DumpTree, names: MappingFiles, codec: FileCodec, layout: Layout
@@ -169,9 +172,10 @@ class BinFileJoiner:
         self._codec, self._layout = codec, layout
 
     def join(self, members: Sequence[OperatorMember], *, mark: str) -> list[JoinedMember]:
-        """Write the file of an operator, or raise OSError and change nothing.
+        """Write the file of an operator, or raise an OSError and change nothing.
 
-        The tensors' own files stay until `remove`; the file of an only tensor is renamed.
+        The tensors' own files stay until `remove`; if the operator has only one tensor, its file is
+        renamed.
         """
         first = members[0]
         if len({(each.tensor.side, each.tensor.slot) for each in members}) < len(members):
@@ -180,7 +184,7 @@ class BinFileJoiner:
         if len(members) == 1:
             self._tree.move(first.path, first.whole.name)
             return [JoinedMember(first.sequence, first.bytes_stored)]
-        # Inputs first, by slot.
+        # Inputs come first, each side in the order of slots.
         ordered = sorted(
             members, key=lambda each: (each.tensor.side is TensorSide.OUTPUT, each.tensor.slot)
         )
@@ -199,5 +203,5 @@ class BinFileJoiner:
         ]
 
     def remove(self, members: Iterable[OperatorMember]) -> None:
-        """Remove the own files of tensors that are in their operators' files."""
+        """Remove the separate files of tensors that are in their operators' files."""
         self._tree.remove(each.path for each in members if each.path != each.whole.path)

@@ -1,8 +1,9 @@
-"""Records packed and written to a dump tree, linked to a file of it, or dropped with a reason, and
-the index of duplicates by digest.
+"""Records are packed and written to a dump tree, linked to one of its files, or dropped with a
+reason; and the index of duplicates by digest.
 
-The table row of a record is formatted here and appended later, in order. The index removes its
-oldest files when it is full and is empty after a restart: such a tensor is written once more.
+The table row of a record is formatted here and appended later, in the order of the frames. The
+index removes its oldest files when it is full, and is empty after a restart; a tensor whose
+original it has lost is written once more.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ _REASONS = {
 }
 
 RESENT = "resent"
-"""Why a file is unpacked that an earlier process had written."""
+"""Reason for an unpacked file that an earlier process has written."""
 
 _MAX_REMEMBERED_IDENTITIES = 1 << 14
 _SUFFIXES = tuple({codec.suffix: None for codec in CODECS.values()})
 PressureCheck: TypeAlias = "Callable[[ReceivedRecord], str]"
-"""Returns why the file of a record should be packed later; empty to pack it now."""
+"""Function that returns why the file of a record should be packed later; empty to pack it now."""
 
 
 def find_no_pressure(record: ReceivedRecord) -> str:
-    """Return that there is time to pack a file now."""
+    """Return an empty text, because there is time to pack a file now."""
     return ""
 
 
@@ -80,16 +81,16 @@ _logger = logging.getLogger(__name__)
 
 
 class _FileDraft(NamedTuple):
-    """An examined record, and the file that is to be written for it."""
+    """An examined record with the content of its file."""
 
     record: ReceivedRecord
     place: FilePlace
     parts: Sequence[ByteBuffer]
     membership: OperatorMembership | None
     plain: Sequence[ByteBuffer] = ()
-    """Content of the file where that is packed, or may be."""
+    """Unpacked content of the file, if the file is packed or may be packed."""
     unpacked: str = ""
-    """Why it is stored unpacked."""
+    """Why the file is stored unpacked; empty if it is not."""
 
 
 class RecordWriter:
@@ -107,7 +108,7 @@ class RecordWriter:
         device_target: str,
         writes_npy: bool = True,
     ) -> None:
-        """With `writes_npy`, each tensor has a file of its own."""
+        """With `writes_npy`, each tensor gets a file of its own."""
         self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
@@ -123,11 +124,12 @@ class RecordWriter:
         *,
         pressure: PressureCheck = find_no_pressure,
     ) -> list[RecordOutcome]:
-        """Write the npy files of examined records; return each as stored, dropped or `degraded`.
+        """Write the npy files of examined records; return each record as stored, dropped or
+        `degraded`.
 
-        Small files of one folder are written at once; a large one is stored unpacked, where its
-        codec allows that and there is `pressure`. An existing file with the parts, or with the
-        `plain` content, of a record is that of the record.
+        Small files of one folder are written together. A large file is stored unpacked if its codec
+        allows that and there is `pressure`. An existing file with the `parts`, or with the `plain`
+        content, of a record counts as the file of that record.
         """
         outcomes = self._write_files([self._draft_file(each, pressure) for each in records])
         if not degraded:
@@ -140,11 +142,11 @@ class RecordWriter:
         ]
 
     def write_members(self, records: Sequence[ReceivedRecord]) -> list[RecordOutcome]:
-        """Write examined records as `bin` files, to be joined to those of their operators."""
+        """Write examined records as `bin` files, to be joined into the files of their operators."""
         return self._write_files(list(map(self._draft_member, records)))
 
     def _draft_file(self, record: ReceivedRecord, pressure: PressureCheck) -> _FileDraft:
-        """Return the npy file of an examined record."""
+        """Return an examined record with the content of its npy file."""
         codec, plain = self._codec, encode_npy(record)
         may_wait = record.head.kind.byte_count > SMALL_FILE_BYTES and codec.is_deferrable
         cause = pressure(record) if may_wait else ""
@@ -183,7 +185,7 @@ class RecordWriter:
         return list(map(self._make_outcome, files, made))
 
     def _put_files(self, files: Sequence[_FileDraft]) -> list[FileStamp | OSError]:
-        """Return the stamp of each file, or why there is none."""
+        """Return the stamp of each written file, or the error that prevented it."""
         made: dict[int, FileStamp | OSError] = {}
         small: dict[str, list[int]] = {}
         for number, file in enumerate(files):
@@ -225,16 +227,16 @@ class RecordWriter:
         if isinstance(made, FileStamp):
             size, original = made.size_bytes, OriginalFile(path, made, unpacked)
         else:
-            # An existing file may hold another tensor: file names contain no session.
+            # An existing file may hold another tensor, because file names contain no session id.
             try:
                 written = self._find_written(place, parts, plain)
             except OSError as error:
-                # Whose file it is, nobody can say then.
+                # If the existing file cannot be read, it is not known whose file it is.
                 return self._drop(record, error if isinstance(made, FileExistsError) else made)
             if written is None:
                 return self._drop(record, made)
             size, unpacked = written
-        # By position: there is one for each small record.
+        # Arguments are passed by position, which is faster: this runs for each small record.
         return RecordOutcome(
             record.frame_id,
             record.head,
@@ -263,7 +265,7 @@ class RecordWriter:
         return make_drop_outcome(record.frame_id, record.head, reason)
 
     def has(self, head: RecordHead) -> bool:
-        """Return whether the tree has a file with the name of a record, with any suffix."""
+        """Return whether the tree has a file with the name of a record, with any codec's suffix."""
         key, context = self._make_key(head), self._context
         places = [
             find_place(key, context, suffix)
@@ -276,11 +278,13 @@ class RecordWriter:
             return False
 
     def link(self, record: ReceivedRecord, original: OriginalFile) -> RecordOutcome | None:
-        """Return the record linked to a file with its bytes; None where it cannot be linked."""
+        """Return the record linked to a file with the same bytes; None where it cannot
+        be linked.
+        """
         key = self._make_key(record.head)
         place = self._layout.place_tensor(key, self._context, select_codec(original.path).suffix)
         if place.path == original.path:
-            return None  # The record was resent, and this is its own file.
+            return None  # the record was resent, and the original is its own file
         try:
             self._names.write_mapping(place)
             self._tree.link(original, place.folder, place.name, mark=_make_mark(record))
@@ -295,7 +299,7 @@ class RecordWriter:
         return self._refer(record, key, place, RecordStatus.LINKED, unpacked=unpacked)
 
     def compare(self, record: ReceivedRecord, root: str, index: BaselineIndex) -> BaselineMatch:
-        """Return what the baseline at a root says of an examined record."""
+        """Return the result of comparing an examined record with the baseline at a root."""
         head = record.head
         kind, folder = head.kind, self._layout.rank_folder(head.rank)
         identity = look_up(
@@ -316,9 +320,10 @@ class RecordWriter:
         )
 
     def refer(self, record: ReceivedRecord, match: BaselineMatch) -> RecordOutcome | None:
-        """Return the record as one that the baseline has; None where it has to be stored.
+        """Return the record as the same as its counterpart in the baseline; None where it has to be
+        stored.
 
-        Its path is that which its file would have.
+        The path in the result is that of the file that the record would have got.
         """
         if match.file is None:
             return None
@@ -330,7 +335,7 @@ class RecordWriter:
         try:
             self._names.write_mapping(place)
         except OSError:
-            return None  # Storing it meets the error again, and counts it.
+            return None  # storing the record will fail in the same way and count the error
         return self._refer(record, key, place, RecordStatus.SAME_AS_BASELINE, baseline=match)
 
     def _refer(
@@ -343,7 +348,7 @@ class RecordWriter:
         unpacked: str = "",
         baseline: BaselineMatch | None = None,
     ) -> RecordOutcome:
-        """Return the outcome of a record whose elements a file has that was written before."""
+        """Return the outcome of a record whose elements are in an existing file."""
         return RecordOutcome(
             record.frame_id,
             record.head,
@@ -358,9 +363,10 @@ class RecordWriter:
         )
 
     def _make_key(self, head: RecordHead) -> TensorKey:
-        """Return the key of a record with the other values that its file name contains."""
+        """Return the key of a record, which has all values that its file name contains."""
         layout, kind = self._layout, head.kind
-        # By position, and not from `head.key`: there is one for each record.
+        # Arguments are passed by position, which is faster than `head.key`: this runs for each
+        # record.
         return TensorKey(
             head.rank,
             kind.model,
@@ -380,7 +386,9 @@ class RecordWriter:
         )
 
     def _find_membership(self, key: TensorKey) -> OperatorMembership | None:
-        """Return the place of a tensor with an npy file within its operator, if that counts."""
+        """Return the place of an npy file's tensor within its operator; None in layouts that do not
+        need it.
+        """
         if not self._shares_timestamps:
             return None
         return OperatorMembership(format_member(key.side, key.slot))
@@ -388,15 +396,16 @@ class RecordWriter:
     def _find_written(
         self, place: FilePlace, parts: Sequence[ByteBuffer], plain: Sequence[ByteBuffer]
     ) -> tuple[int, str] | None:
-        """Return the size of a file that holds exactly this record, which was resent then, and
-        why it is unpacked; None where there is no such file. OSError when the disk fails.
+        """Return the size of an existing file that holds exactly this record, because the record
+        was resent, and why that file is unpacked. None if there is no such file; OSError when the
+        disk fails.
         """
         try:
             size, start = self._tree.read_start(place.path, STORED_HEAD_BYTES)
             found = size, RESENT if is_stored_frame(start) else ""
             if self._tree.holds(place.folder, place.name, parts):
                 return found
-            # Packed since, or not packed yet.
+            # The file may have been packed since it was written, or not be packed yet.
             if not plain or size > compute_stored_bytes(map(len, plain)):
                 return None
             data = self._tree.read(place.folder, place.name)
@@ -421,7 +430,7 @@ def _make_mark(record: ReceivedRecord) -> str:
 
 
 def find_write_reason(error: OSError) -> str:
-    """Return the drop reason of a failed write."""
+    """Return the drop reason for an error of writing a file."""
     if isinstance(error, OutsideRootError):
         return "outside_root"
     return _REASONS.get(error.errno or 0, "write_error")
@@ -432,9 +441,11 @@ def _has_no_descriptor(made: FileStamp | OSError) -> bool:
 
 
 MAX_ORIGINALS = 32_768
-"""About 20 MB, of the 100 MB that an idle agent may occupy."""
+"""Largest number of files in the index: about 20 MB, of the 100 MB that an idle agent may take."""
 MIN_LINKED_BYTES = 4096
-"""Writing less costs as much as a link (15 us on tmpfs) and saves hardly any space."""
+"""Size in bytes below which a file is not linked: writing it costs as much as a link (15 us on
+tmpfs), and a link would save hardly any space.
+"""
 _LOCK_COUNT = 1024
 
 
@@ -444,12 +455,14 @@ def is_linkable(kind: TensorKind) -> bool:
 
 
 def make_content_key(digest: str, dtype: str, shape: tuple[int, ...], kind: str) -> str:
-    """Return the key of a content among files of a kind."""
+    """Return the key of a content among the files of a kind."""
     return f"{digest} {dtype} {shape} {kind}"
 
 
 class DuplicateIndex:
-    """Files of all trees that records can be linked to; safe to use from several threads."""
+    """Index of files in all trees that records can be linked to; safe to use from
+    several threads.
+    """
 
     def __init__(self, max_files: int = MAX_ORIGINALS) -> None:
         self._max_files = max_files
@@ -468,14 +481,15 @@ class DuplicateIndex:
         link: Callable[[OriginalFile], RecordOutcome | None],
         write: Callable[[], RecordOutcome],
     ) -> RecordOutcome:
-        """Return the record linked to an identical one of its kind, or written where there is none.
+        """Return the record linked to an identical file of its kind; if there is none, written.
 
-        `kind` names the tree and how files are stored in it. `link` returns None where it fails.
+        `kind` names the tree and how files are stored in it. `link` returns None where linking
+        fails.
         """
         about = record.head.kind
         key = make_content_key(record.digest, about.dtype, about.shape, kind)
-        # An input often arrives right after the output that it equals. A thread waits here no
-        # longer than compressing the same bytes again would take.
+        # An input often arrives right after the output that it equals. Waiting here takes no longer
+        # than compressing the same bytes again.
         with self._key_locks[hash(key) % _LOCK_COUNT]:
             original = self.find(key)
             outcome = link(original) if original else None
@@ -486,7 +500,7 @@ class DuplicateIndex:
             return outcome
 
     def find(self, key: str) -> OriginalFile | None:
-        """Return the file with a content."""
+        """Return the file with this content; None if the index has none."""
         with self._lock:
             found = self._known.get(key)
             if found:
@@ -494,7 +508,7 @@ class DuplicateIndex:
             return found
 
     def remember(self, key: str, original: OriginalFile) -> None:
-        """Link to this file from now on."""
+        """Enter a file, which later records with the same content are linked to."""
         with self._lock:
             self._known[key] = original
             self._known.move_to_end(key)

@@ -1,8 +1,8 @@
-"""Storage of one session: tree, lock, writer, tables and stack file, made from its plan, the
-function that stores a received record, and the plans of the session with their storages.
+"""Storage of one session: tree, lock, writer, tables and stack file, constructed from its plan; the
+function that stores a received record; and the plans of the session with their storages.
 
-A plan holds for the frames between two changed plans, so that a frame that is resent is judged by
-the plan that it was made for.
+Each plan applies to the frames between two changed plans, so that a resent frame is judged by the
+plan that it was made for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 @dataclass(frozen=True, slots=True)
 class SessionStorage:
-    """The parts that write the records of one session to files, by one of its plans."""
+    """The parts that write the records of one session to files, according to one of its plans."""
 
     layout: Layout
     context: TreeContext
@@ -60,28 +60,28 @@ class SessionStorage:
     lock: TreeLock
     writer: RecordWriter
     joiner: BinFileJoiner | None
-    """None where every tensor keeps a file of its own."""
+    """None in layouts where every tensor keeps a file of its own."""
     tables: StatisticTables | None
-    """None when statistics are neither sent nor computed."""
+    """None when statistics are neither sent by the rank nor computed here."""
     table_format: TableFormat
     stacks: CallStackFile | None
     """None for a layout without a stack file."""
     statistic_count: int
-    """Statistics of a tensor that is sent without its elements."""
+    """Number of statistics of a tensor that is sent without its elements."""
     elements: bool
-    """Tensors are sent with their elements."""
+    """Whether tensors are sent with their elements."""
     degrades: bool
-    """A tensor for which the rank has no memory, or no time, may be sent as statistics."""
+    """Whether the rank may send statistics in place of a tensor, if it lacks memory or time."""
     statistic_names: tuple[str, ...] | None
     """Statistics that the agent computes; None when it computes none."""
     fingerprints: bool
-    """The agent computes the fingerprint of each tensor that arrives with its elements."""
+    """Whether the agent computes the fingerprint of each tensor that arrives with its elements."""
     synced: bool
-    """A record is acknowledged once it would survive a power loss."""
+    """Whether a record is acknowledged only once it would survive a power loss."""
     file_kind: str
-    """Files of one kind may be links to each other."""
+    """Key for files that may be links to each other."""
     baseline: str
-    """Root of the earlier tree whose tensors are not stored again; empty for none."""
+    """Root of the baseline, whose tensors are not stored again; empty without a baseline."""
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
@@ -94,7 +94,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
-        # As troubleshooter writes them: only tensors are read-only.
+        # As troubleshooter sets the modes: only tensors are read-only, growing files are not.
         growing_mode=output.file_mode | stat.S_IWUSR if layout.api_files is not None else None,
         synced=synced,
     )
@@ -137,7 +137,9 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
 
 
 def change_session_storage(storage: SessionStorage, plan: DumpPlan) -> SessionStorage:
-    """Return the storage of a session for another plan of it; files and tables go on."""
+    """Return the storage of a session after a change of its plan; files and tables are
+    continued.
+    """
     tables = storage.tables
     if tables is None and plan.content.has_tables:
         tables = StatisticTables(storage.tree, storage.names, storage.table_format.header)
@@ -170,12 +172,12 @@ def store_records(
 ) -> list[RecordOutcome]:
     """Store received records of a session; return their outcomes.
 
-    Those that are the same in the baseline of the session's plan get no file.
-    `find_pressure` returns why a large file should be packed later; empty to pack it now.
+    Records that are the same as in the baseline of the session's plan get no file. `find_pressure`
+    returns why a large file should be packed later; empty to pack it now.
     """
     writer, matches = storage.writer, dict[FrameId, BaselineMatch]()
     together: dict[str, list[ReceivedRecord]] = {}
-    """Records whose files are written at once, by why they are degraded."""
+    """Records whose files are written together, by the reason why they are degraded."""
     outcomes: list[RecordOutcome] = []
     for received in records:
         record = _examine(received, storage)
@@ -201,7 +203,7 @@ def store_records(
 
 
 def _find_degrade_reason(kind: TensorKind) -> str:
-    """Return why a record of that kind is less than its tensor; empty for a whole one."""
+    """Return why a record of this kind is less than its whole tensor; empty for a whole one."""
     return STEP_OVERHEAD if kind.layout is not None and kind.layout.is_sample else ""
 
 
@@ -211,9 +213,10 @@ def _compare_with_baseline(
     baselines: BaselineIndex,
     matches: dict[FrameId, BaselineMatch],
 ) -> ReceivedRecord | RecordOutcome:
-    """Return the outcome of a record that the baseline has; any other as it is.
+    """Return the outcome of a record that is the same as in the baseline; any other record
+    unchanged.
 
-    Adds what the baseline says of it to `matches`. A sample of a tensor is always stored.
+    The result of the comparison is added to `matches`. A sample of a tensor is always stored.
     """
     if _find_degrade_reason(record.head.kind):
         return record
@@ -223,7 +226,7 @@ def _compare_with_baseline(
 
 
 def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecord | RecordOutcome:
-    """Return a record with digest and statistics, or dropped."""
+    """Return a record with digest and statistics; if it is damaged or not storable, its drop."""
     exact = storage.layout.api_files is not None
     try:
         record = examine_record(
@@ -253,15 +256,16 @@ def _link_or_write(
 
 @dataclass(frozen=True, slots=True)
 class PlanPeriod:
-    """Frames behind one changed plan, up to the next one."""
+    """Frames after one changed plan, up to the next one."""
 
     begin: int
-    """Number of the frame that brought the plan; 0 for the one that opened the session."""
+    """Sequence number of the frame with the plan; 0 for the plan that opened the session."""
     plan: DumpPlan
     storage: SessionStorage
     iteration: int | None = None
-    """First iteration with the plan; None for the plan that opened the session, also when it comes
-    back, as after the iterations that a watch rule dumps."""
+    """First iteration with the plan; None for the plan that opened the session, even when it
+    applies again, as after the iterations that a watch rule dumps.
+    """
 
 
 class PlanHistory:
@@ -277,7 +281,9 @@ class PlanHistory:
         return self._periods[-1]
 
     def find(self, sequence: int) -> tuple[PlanPeriod, int | None]:
-        """Return the period of a frame, and the number of the change that ends it, if any."""
+        """Return the period that a frame belongs to, and the number of the change that ends the
+        period; None if it has not ended.
+        """
         with self._lock:
             end: int | None = None
             for period in reversed(self._periods):
@@ -287,11 +293,11 @@ class PlanHistory:
         raise AssertionError("the first period has all frames that no other has")
 
     def add(self, sequence: int, plan: DumpPlan, iteration: int) -> None:
-        """Begin a period with the plan of a frame, which holds from an iteration on.
+        """Begin a period with the plan that a frame brought and that applies from an iteration on.
 
-        A known number changes nothing.
+        A sequence number that is known changes nothing.
 
-        ProtocolError when a running job cannot have that plan.
+        ProtocolError when a running job cannot change to this plan.
         """
         with self._lock:
             latest = self._periods[-1]

@@ -1,5 +1,5 @@
-"""Tables of statistics: the format of a row for each layout and plan, and the table files, to
-which committed rows are appended in order, each once. It computes no statistics.
+"""Tables of statistics: the format of a row for each layout and plan, and the table files, to which
+committed rows are appended in order, each once. This module computes no statistics.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _SessionConstants:
     context: TreeContext
 
     def model(self, kind: TensorKind) -> str:
-        """Return the name of a tensor's model."""
+        """Return the name of a tensor's model as its rows contain it."""
         return self.net_name or kind.model or UNNAMED_MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTableFormat:
-    """One `statistic.csv` in each folder."""
+    """Format with one `statistic.csv` in each folder."""
 
     items: tuple[str, ...]
     about: _SessionConstants
@@ -54,11 +54,13 @@ class FolderTableFormat:
 
     @property
     def header(self) -> str:
-        """First line of a table."""
+        """Header line of a table."""
         return statistic_tables.format_statistic_header(self.items)
 
     def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow | None:
-        """Return the row of a tensor whose file has that place; None when it has none."""
+        """Return the row of a tensor whose file is at `place`; None when the tensor has no
+        statistics.
+        """
         if record.statistics is None:
             return None
         text = statistic_tables.format_statistic_line(
@@ -69,7 +71,7 @@ class FolderTableFormat:
     def format_statistics(
         self, rows: Sequence[StatisticRow], iteration: int
     ) -> Iterator[StatisticTableRow]:
-        """Yield the rows of tensors that came as statistics only."""
+        """Yield the rows of tensors that were sent as statistics only."""
         about, tables = self.about, self._tables
         lines = statistic_tables.iter_statistics_only_lines(
             rows, about.context.profile, unknown_id=about.layout.unknown_id
@@ -89,24 +91,24 @@ class FolderTableFormat:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTableFormat:
-    """One table for each operator, in the place of its file."""
+    """Format with one table for each operator, which replaces the operator's file."""
 
     items: tuple[str, ...]
     about: _SessionConstants
 
     @property
     def header(self) -> str:
-        """First line of a table."""
+        """Header line of a table."""
         return statistic_tables.format_operator_header(self.items)
 
     def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow | None:
-        """Return nothing: operators with a table have no file."""
+        """Return None: operators with a table have no files."""
         return None
 
     def format_statistics(
         self, rows: Sequence[StatisticRow], iteration: int
     ) -> Iterator[StatisticTableRow]:
-        """Yield the rows of tensors that came as statistics only."""
+        """Yield the rows of tensors that were sent as statistics only."""
         return (self._format_operator(*row, iteration) for row in rows)
 
     def _format_operator(
@@ -137,7 +139,7 @@ class OperatorTableFormat:
 
 @dataclass(frozen=True, slots=True)
 class InfoFileFormat:
-    """The info file of an api dump: one for each rank, with a row for every tensor."""
+    """Format of an API dump's info file, one for each rank, with a row for every tensor."""
 
     items: tuple[str, ...]
     files: api_tree.ApiFileNames
@@ -145,17 +147,17 @@ class InfoFileFormat:
 
     @property
     def header(self) -> str:
-        """Empty: an info file has no header."""
+        """Empty, because an info file has no header line."""
         return ""
 
     def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow:
-        """Return the row of a tensor with a file, also when it has no statistics."""
+        """Return the row of a tensor with a file, even if it has no statistics."""
         return self._make_row(record.head.kind, record.head.iteration, record.statistics or ())
 
     def format_statistics(
         self, rows: Sequence[StatisticRow], iteration: int
     ) -> Iterator[StatisticTableRow]:
-        """Yield the rows of tensors that came as statistics only."""
+        """Yield the rows of tensors that were sent as statistics only."""
         for kind, _, statistics in rows:
             values = tuple(statistics.split(",")) if statistics else ()
             yield self._make_row(kind, iteration, values)
@@ -183,7 +185,7 @@ TableFormat: TypeAlias = FolderTableFormat | OperatorTableFormat | InfoFileForma
 def make_table_format(
     plan: DumpPlan, layout: Layout, context: TreeContext, rank: int
 ) -> TableFormat:
-    """Return the format of the tables of a plan, also when the plan has no statistics."""
+    """Return the table format for a plan, even if the plan has no statistics."""
     content = plan.content
     if layout.api_files is not None:
         table = FilePlace(layout.rank_folder(rank), layout.api_files.info_file)
@@ -202,8 +204,8 @@ def _find_place(argument: str, side: TensorSide, slot: int) -> ApiPlace:
 
 
 def make_row_record(kind: TensorKind, timestamp_us: int, has_member: bool) -> ManifestRecord:
-    """Return the record in a manifest of a tensor with statistics only."""
-    # By position: there is one for each row.
+    """Return the manifest record of a tensor that has statistics only."""
+    # Arguments are passed by position, which is faster: this runs for each row.
     return ManifestRecord(
         "",
         timestamp_us,
@@ -226,33 +228,33 @@ _MAX_OPEN_TABLES = 256
 
 
 class StatisticTables:
-    """The tables of one session; not for several threads.
+    """The tables of one session; not for use from several threads.
 
-    An earlier process may have written some of the rows already. A table that this process has
-    not written to yet is searched for the first of its rows: the lines after that may be the
-    following rows.
+    An earlier process may have written some of the rows already. So a table that this process has
+    not written to yet is searched for the first new row: the lines from there on may be rows that
+    are added again.
     """
 
     def __init__(
         self, tree: DumpTree, names: MappingFiles, header: str, *, looks_back: bool = True
     ) -> None:
-        """Without `looks_back` no row can exist yet: the session is a new one."""
+        """Without `looks_back` no earlier rows are searched for, because the session is new."""
         self._tree, self._names, self._header = tree, names, header
         self.looks_back = looks_back
-        """Whether rows may exist before they are added."""
+        """Whether rows may be in a table before they are added."""
         self._open: dict[str, str] = {}
-        """Name of the file by the table path of its rows."""
+        """Names of the files in use, by the table path of their rows."""
         self._existing: dict[str, Counter[str]] = {}
-        """Lines by that path that may be rows which will be added again."""
+        """Lines of existing files that may equal rows which will be added again, by table path."""
 
     def expect_existing_rows(self) -> None:
-        """Expect from now on that rows may exist before they are added."""
+        """Expect from now on that rows may be in a table before they are added."""
         self.looks_back = True
         self._open.clear()
         self._existing.clear()
 
     def add(self, rows: Iterable[StatisticTableRow]) -> list[str]:
-        """Append rows; return a finding for each table that has a second file beside another job's.
+        """Append rows; return a finding for each table that got a second file beside another job's.
 
         After an OSError the same rows may be added again: none is written twice.
         """
@@ -267,7 +269,7 @@ class StatisticTables:
         ]
 
     def _append(self, table: FilePlace, lines: list[str]) -> str:
-        # Forgotten while it is written: after an error the file has to be read again.
+        # Removed while rows are written, because after an error the file has to be read again.
         name, head = self._open.pop(table.path, ""), list[str]()
         existing = self._existing.pop(table.path, Counter[str]())
         if not name:
@@ -286,7 +288,9 @@ class StatisticTables:
         return name
 
     def _find_file(self, table: FilePlace, first: str) -> tuple[str, bool, Counter[str]]:
-        """Return the file of these rows, whether it has any line, and the lines to compare."""
+        """Return the file for these rows, whether it has any line, and the existing lines to
+        compare with.
+        """
         name = table.name
         began = next(self._tree.each_line(table.folder, name), None)
         if self._header and began not in (None, self._header):
@@ -300,7 +304,7 @@ class StatisticTables:
 
 
 def _take_line(existing: Counter[str], line: str) -> bool:
-    """Count a line as found; return False if there is none left."""
+    """Remove a line from `existing`; return False if it is not there."""
     if not existing[line]:
         return False
     existing[line] -= 1

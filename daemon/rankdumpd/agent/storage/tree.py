@@ -1,7 +1,8 @@
-"""Files of one dump tree: complete or absent, with the modes of the plan, never outside the root.
+"""Files of one dump tree: each is complete or absent, has the modes of the plan, and is never
+outside the root.
 
-A file is written under a hidden name and renamed when it is complete; a group of lines is
-appended completely or not at all. The `mapping.csv` of a folder maps short file names to full ones.
+A file is written under a hidden name and renamed when it is complete; a group of lines is appended
+completely or not at all. The `mapping.csv` of a folder maps short file names to full ones.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class RootedFolder:
         self._folders = TreeFolders(self.root, mode=folder_mode, synced=synced)
 
     def make(self, folder: str) -> None:
-        """Make a folder and its parents where they are missing."""
+        """Create a folder and its parents where they are missing."""
         self._folders.open(folder, make=True)
 
     def lines(self, folder: str, name: str) -> list[str]:
-        """Return the complete lines of a small text file; none when it does not exist."""
+        """Return the complete lines of a small text file; none when the file does not exist."""
         return list(self.each_line(folder, name))
 
     def each_line(self, folder: str, name: str) -> Iterator[str]:
-        """Yield the complete lines of a text file, with one at a time in memory."""
+        """Yield the complete lines of a text file, of which only one at a time is in memory."""
         try:
             descriptor = self._open(folder, name)
         except FileNotFoundError:
@@ -53,7 +54,7 @@ class RootedFolder:
                     yield line[:-1]
 
     def has(self, folder: str, name: str) -> bool:
-        """Return whether the folder has an item of that name."""
+        """Return whether the folder has an entry with this name."""
         try:
             where = self._folders.open(folder)
             os.stat(name, dir_fd=where.number, follow_symlinks=False)
@@ -62,7 +63,7 @@ class RootedFolder:
         return True
 
     def stat(self, path: str) -> os.stat_result:
-        """Return the status of a file; of a link, that of the link itself."""
+        """Return the status of a file; for a link, of the link itself."""
         where, name = self._locate(path)
         return os.stat(name, dir_fd=where.number, follow_symlinks=False)
 
@@ -89,14 +90,14 @@ class RootedFolder:
         return os.fdopen(self._open(folder, name), "rb")
 
     def listing(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, each with whether it is a folder; a link is not."""
+        """Return the names in a folder, and for each whether it is a folder; a link is not."""
         where = self._folders.open(folder)
         readable = FileDescriptor(os.open(".", LIST_FLAGS, dir_fd=where.number))
         with os.scandir(readable.number) as items:
             return {item.name: item.is_dir(follow_symlinks=False) for item in items}
 
     def read_link(self, folder: str, name: str) -> str:
-        """Return the text of a link."""
+        """Return the target text of a link."""
         where = self._folders.open(folder)
         return os.readlink(name, dir_fd=where.number)
 
@@ -110,7 +111,7 @@ class RootedFolder:
             return all(file.read(len(part)) == part for part in parts) and not file.read(1)
 
     def _locate(self, path: str) -> tuple[FileDescriptor, str]:
-        """Return the folder of a path, and the name in it."""
+        """Return the descriptor of a path's folder, and the name within the folder."""
         folder, _, name = path.rpartition("/")
         return self._folders.open(folder), name
 
@@ -122,17 +123,17 @@ class RootedFolder:
 SmallFile: TypeAlias = "tuple[str, str, bytes]"
 """A mark, which names the hidden file as in `DumpTree.put`, the name of the file, and its bytes."""
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
-"""Writes all parts to an open file."""
+"""Function that writes all parts to an open file."""
 
 _MAX_JOINED_BYTES = 64 << 10
 _MAX_VECTORS = 1024
-"""Most parts of one call of `writev`, of IOV_MAX on Linux."""
+"""Largest number of parts in one call of `writev`; IOV_MAX on Linux."""
 _LOOK_BACK_BYTES = 4096
 _KERNEL_BYTES = 1 << 30
-"""Bytes for one call of `copy_file_range`."""
+"""Largest number of bytes in one call of `copy_file_range`."""
 _BLOCK_BYTES = 1 << 20
 _UNSUPPORTED_ERRNOS = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-"""Errors of a kernel or file system that cannot copy or link files."""
+"""Errors of a kernel or file system that does not support copying or linking files."""
 
 
 def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
@@ -152,7 +153,8 @@ def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
 
 
 def copy_tail(source: int, target: int, start: int, length: int, write: PartsWriter) -> None:
-    """Append the last bytes of one open file to another; OSError when its size is another.
+    """Append the last bytes of one open file to another; OSError when the file does not have
+    `length` bytes.
 
     The kernel copies where it can, so that a large file is not read into memory.
     """
@@ -175,7 +177,7 @@ def copy_tail(source: int, target: int, start: int, length: int, write: PartsWri
 
 
 def cut_torn_line(descriptor: int) -> int:
-    """Cut off a last line without a line end; return the remaining size."""
+    """Cut off a last line that has no line end; return the remaining size."""
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(end - _LOOK_BACK_BYTES, 0)
@@ -189,27 +191,30 @@ def cut_torn_line(descriptor: int) -> int:
 
 
 FileRename: TypeAlias = "Callable[[str, str, int], None]"
-"""Renames a file within an open folder: its present name, the new one, and the folder."""
+"""Function that renames a file within an open folder, given the present name, the new name and the
+folder.
+"""
 RenameGuard: TypeAlias = "Callable[[Callable[[], None]], None]"
-"""Calls a function that renames a file, or raises OSError."""
+"""Function that calls a given function, which renames a file, or raises an OSError."""
 
 
 def rename_file(present: str, name: str, at: int) -> None:
-    """Rename a file within an open folder, over any other."""
+    """Rename a file within an open folder, replacing any other."""
     os.rename(present, name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def rename_over_stamped(stamp: FileStamp, present: str, name: str, at: int) -> None:
-    """Rename a file over one with this stamp; OSError when that was changed or removed."""
+    """Rename a file over one with this stamp; OSError when that file was changed or removed."""
     if make_stamp(os.stat(name, dir_fd=at, follow_symlinks=False)) != stamp:
         raise OSError(errno.ESTALE, "the file was changed meanwhile", name)
     rename_file(present, name, at)
 
 
 def rename_without_replacing(present: str, name: str, at: int) -> None:
-    """Rename a file within an open folder; FileExistsError when the name is taken.
+    """Rename a file within an open folder; FileExistsError when the new name is taken.
 
-    Atomic where the file system has hard links; elsewhere a file made in between is replaced.
+    Atomic where the file system has hard links; elsewhere a file that is created in between is
+    replaced.
     """
     try:
         os.link(present, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -258,14 +263,16 @@ class DumpTree(RootedFolder):
         synced: bool = False,
         write: PartsWriter = write_parts,
     ) -> None:
-        """Files that are appended to have the mode `growing_mode`, or `file_mode` without it."""
+        """Files that are appended to get the mode `growing_mode`, or `file_mode` if it is None."""
         super().__init__(root, folder_mode=folder_mode, synced=synced)
         self._file_mode = file_mode
         self._growing_mode = file_mode if growing_mode is None else growing_mode
         self._synced, self._write = synced, write
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
-        """Trees of one kind may link each other's files: root, mode and durability agree."""
-        # It syncs nothing, and writes as `write_parts` does.
+        """Trees of the same kind may link each other's files: root, file mode and
+        durability agree.
+        """
+        # The C function syncs nothing, and writes in the same way as `write_parts`.
         is_plain = not synced and write is write_parts
         self._write_small_files = KERNELS.write_small_files if is_plain else None
         self._append_lock = threading.Lock()
@@ -279,10 +286,10 @@ class DumpTree(RootedFolder):
         mark: str,
         replaces: bool = True,
     ) -> FileStamp:
-        """Make or replace a file atomically; `mark` names the hidden file it is written to.
+        """Create or replace a file atomically; `mark` is part of the name of its hidden file.
 
-        Only one caller may use a mark at a time: a hidden file that a crash left is removed.
-        FileExistsError when the name is taken and the file `replaces` no other.
+        Only one caller may use a mark at a time, because a hidden file that a crash left is
+        removed. FileExistsError when the name is taken and `replaces` is false.
         """
         rename = rename_file if replaces else rename_without_replacing
         return self._write_new_file(
@@ -290,9 +297,9 @@ class DumpTree(RootedFolder):
         )
 
     def put_small_files(self, folder: str, files: Sequence[SmallFile]) -> list[FileStamp | OSError]:
-        """Make files as `put` does when it replaces none, by one call where that is possible.
+        """Create files as `put` does without `replaces`, by one call where that is possible.
 
-        Return the stamp of each, or why there is none.
+        Return the stamp of each file, or the error that prevented it.
         """
         write = self._write_small_files
         if write is None:
@@ -308,10 +315,10 @@ class DumpTree(RootedFolder):
         ]
 
     def _take_result(self, folder: str, file: SmallFile, error: int) -> FileStamp | OSError:
-        """Return the error of a small file, or the stamp where Python can make it."""
+        """Return the error of a small file, or its stamp if creating it in Python succeeds."""
         if error == errno.EEXIST:
             return FileExistsError(error, os.strerror(error), file[1])
-        # The other way finds out why, and does without what this system lacks.
+        # The way in Python finds the cause, and does not need the calls that this system lacks.
         if error in _UNSUPPORTED_ERRNOS:
             self._write_small_files = None
         return self._put_small(folder, file)
@@ -326,9 +333,10 @@ class DumpTree(RootedFolder):
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
     ) -> FileStamp:
-        """Make or replace a file of some bytes and the ends of other files, as `put` does.
+        """Create or replace a file that consists of `head` and the ends of other files, as `put`
+        does.
 
-        OSError when the size of one of these has changed.
+        OSError when the size of one of the other files has changed.
         """
 
         def fill(opened: int) -> None:
@@ -348,10 +356,10 @@ class DumpTree(RootedFolder):
         mark: str,
         guard: RenameGuard,
     ) -> FileStamp:
-        """Replace a file atomically by one that `fill` writes, which gets its time of change.
+        """Replace a file atomically by one that `fill` writes; the modification time is kept.
 
-        `guard` calls the function that it is given, or raises OSError to keep the file, as when
-        the file has not its `present` stamp any more.
+        `guard` calls the function that it is given, or raises an OSError to keep the file. OSError
+        also when the file does not have the stamp `present` any more.
         """
         folder, _, name = path.rpartition("/")
 
@@ -374,14 +382,15 @@ class DumpTree(RootedFolder):
         mark: str,
         guard: RenameGuard,
     ) -> FileStamp:
-        """Make or replace a file by one that `fill` writes, as `put` does.
+        """Create or replace a file that `fill` writes, as `put` does.
 
-        `guard` calls the function that it is given, or raises to leave everything as it is.
+        `guard` calls the function that it is given, or raises an error to leave everything
+        unchanged.
         """
         return self._write_new_file(folder, name, mark, fill, _guard_rename(guard, rename_file))
 
     def move(self, path: str, name: str) -> None:
-        """Rename a file in its folder; nothing is done when only the new name exists."""
+        """Rename a file within its folder; do nothing when only the new name exists."""
         folder, _, present = path.rpartition("/")
         where = self._folders.open(folder)
         try:
@@ -393,11 +402,11 @@ class DumpTree(RootedFolder):
             sync_folder(where)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files; those that do not exist are skipped."""
+        """Remove files; files that do not exist are skipped."""
         folders: dict[str, FileDescriptor] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")
-            # A folder in the place of a file is not the agent's.
+            # If a folder has the path, somebody else created it, and it stays.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 where = self._folders.open(folder)
                 os.unlink(name, dir_fd=where.number)
@@ -414,7 +423,7 @@ class DumpTree(RootedFolder):
             sync_folder(where)
 
     def link(self, original: OriginalFile, folder: str, name: str, *, mark: str) -> None:
-        """Link a file to one more name, atomically; `mark` is used as in `put`.
+        """Create a hard link to a file, atomically; `mark` is used as in `put`.
 
         OSError when the file was changed since it was written, FileExistsError when the name is
         taken.
@@ -423,7 +432,7 @@ class DumpTree(RootedFolder):
         try:
             self._link_file(original, where, name, mark, rename_without_replacing)
         except FileExistsError:
-            # Linked already: it was sent again.
+            # The name is a link to this file already, if the record was resent.
             status = os.stat(name, dir_fd=where.number, follow_symlinks=False)
             if status.st_ino != original.stamp.inode:
                 raise
@@ -462,7 +471,8 @@ class DumpTree(RootedFolder):
             os.unlink(temporary, dir_fd=at)
             os.link(present, temporary, follow_symlinks=False, **ends)
         try:
-            # Read from the new name: the old one may be replaced at any time.
+            # Read from the new link, because the file at the original's path may be replaced at any
+            # time.
             status = os.stat(temporary, dir_fd=at, follow_symlinks=False)
             mode = stat.S_IFREG | self._file_mode
             if status.st_mode != mode or make_stamp(status) != original.stamp:
@@ -473,17 +483,17 @@ class DumpTree(RootedFolder):
             raise
 
     def claim(self, folder: str, name: str, owner: str) -> bool:
-        """Claim a name for an owner; return whether it is theirs, now or since earlier."""
+        """Claim a name for an owner; return whether the owner has it, now or since earlier."""
         where = self._folders.open(folder, make=True)
-        # A symbolic link is made atomically with its text, on a shared disk as well.
+        # A symbolic link is created atomically together with its text, even on a shared disk.
         with contextlib.suppress(FileExistsError):
             os.symlink(owner, name, dir_fd=where.number)
         return os.readlink(name, dir_fd=where.number) == owner
 
     def open_lock_file(self, folder: str, name: str, *, make: bool) -> FileDescriptor:
-        """Open a lock file, which is made when it does not exist.
+        """Open a lock file, and create it if it does not exist.
 
-        FileNotFoundError when the root does not exist, unless `make` is set.
+        FileNotFoundError when the root does not exist, unless `make` is true.
         """
         if not make:
             self._folders.open("")
@@ -500,17 +510,19 @@ class DumpTree(RootedFolder):
 
     @contextlib.contextmanager
     def lock(self, folder: str, name: str) -> Generator[None]:
-        """Lock a file for one process at a time; BlockingIOError when another holds it."""
+        """Lock a file for one process at a time; BlockingIOError when another process holds the
+        lock.
+        """
         opened = self.open_lock_file(folder, name, make=True)
         lock_descriptor(opened.number)
         yield
-        del opened  # the last reference, which unlocks it
+        del opened  # deleting the last reference releases the lock
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Append all of the lines to a text file or, after an OSError, none of them.
 
-        The file is made when it does not exist; a last line that a crash left torn is cut off
-        first.
+        The file is created if it does not exist; an incomplete last line that a crash left is cut
+        off first.
         """
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
@@ -521,7 +533,7 @@ class DumpTree(RootedFolder):
             )
 
     def change(self, folder: str, name: str, change: Callable[[int], None]) -> None:
-        """Change a growing file in place; it is made when it does not exist."""
+        """Change a growing file in place; the file is created if it does not exist."""
         with self._append_lock:
             opened = self._open_growing(folder, name, _CHANGE_FLAGS)
             self._fill_and_close(opened, change, self._growing_mode, lambda _: None)
@@ -531,7 +543,7 @@ class DumpTree(RootedFolder):
         try:
             return os.open(name, flags, 0o600, dir_fd=where.number)
         except PermissionError:
-            # The plan's mode is usually read-only, for the owner too.
+            # The plan's mode is usually read-only, even for the owner.
             self._make_writable(name, where)
         return os.open(name, flags, 0o600, dir_fd=where.number)
 
@@ -539,7 +551,7 @@ class DumpTree(RootedFolder):
         file = FileDescriptor(os.open(name, _LOOK_FLAGS, dir_fd=where.number))
         if not stat.S_ISREG(os.fstat(file.number).st_mode):
             raise PermissionError(errno.EACCES, "not a regular file", name)
-        # By this path because fchmod rejects an O_PATH descriptor.
+        # Through this path, because fchmod rejects an O_PATH descriptor.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
     def _write_new_file(
@@ -566,7 +578,8 @@ class DumpTree(RootedFolder):
     def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
         for attempt in ("first", "again"):
             where = self._folders.open(folder, make=True)
-            # With the final mode: changing it later would be one more call for every file.
+            # Created with the final mode, because changing it later would be another system call
+            # for every file.
             try:
                 return where, os.open(
                     temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number
@@ -574,13 +587,15 @@ class DumpTree(RootedFolder):
             except FileExistsError:
                 os.unlink(temporary, dir_fd=where.number)
             except FileNotFoundError:
-                # The folder was removed at this moment.
+                # The folder was removed between both calls.
                 if attempt == "again":
                     raise
         return where, os.open(temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number)
 
     def _sync_name(self, where: FileDescriptor, name: str, stamp: FileStamp) -> None:
-        """Make a name survive a power loss, or remove the file: it will be counted as dropped."""
+        """Make a file's name survive a power loss; if that fails, remove the file, which then
+        counts as dropped.
+        """
         if not self._synced:
             return
         try:
@@ -599,20 +614,22 @@ class DumpTree(RootedFolder):
         mode: int,
         repair: Callable[[int], int | None] = lambda _: 0,
     ) -> FileStamp:
-        """Fill and close a file; after an error it is cut to the size that `repair` returned."""
+        """Fill and close a file; after an error the file is cut to the size that
+        `repair` returned.
+        """
         size: int | None = None
         try:
             size = repair(descriptor)
             fill(descriptor)
             status = os.fstat(descriptor)
-            # The process may mask bits, and a folder may have a default ACL.
+            # The umask may remove bits of the mode, and a folder may have a default ACL.
             if stat.S_IMODE(status.st_mode) != mode:
                 os.fchmod(descriptor, mode)
             if self._synced:
                 os.fsync(descriptor)
             return make_stamp(status)
         except BaseException:
-            # The next line would become part of a torn one.
+            # Without the cut, the next appended line would become part of an incomplete one.
             if size is not None:
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, size)
@@ -633,10 +650,11 @@ class MappingFiles:
         self._mapped: dict[str, set[str]] = {}
 
     def write_mapping(self, place: FilePlace) -> None:
-        """Enter the full name of a shortened file name, once, before the file is written."""
+        """Write the full name of a shortened file name once, before the file itself is written."""
         if not place.mapped_from:
             return
-        # The lock is held throughout: two tensors of one name must not both add its line.
+        # The lock is held until the line is written, so that two tensors with the same name do not
+        # both add it.
         with self._lock:
             names = self._mapped.get(place.folder)
             if names is None:

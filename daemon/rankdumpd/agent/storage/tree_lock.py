@@ -1,10 +1,10 @@
 """Shared locks on dump trees that this process writes to, and the claim of a session on the time
 that names its folder.
 
-Several agents may write to a tree; `rankdump fsck --repair` locks it exclusively, and they wait
-for it as for a full disk. On a file system without locks nothing waits. In CANN's trees only that
-time, in seconds, and the device number distinguish sessions, and ranks of several hosts have equal
-device numbers: the later session takes the next second.
+Several agents may write to a tree. `rankdump fsck --repair` locks it exclusively, and agents wait
+for the repair as they wait for a full disk. On a file system without locks nothing waits. In CANN's
+trees only the start time, in seconds, and the device number distinguish sessions, and ranks of
+several hosts have equal device numbers; so the later session takes the next second.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from rankdumpd.server import state_files
 _logger = logging.getLogger(__name__)
 _guard = threading.Lock()
 _locks_by_root: WeakValueDictionary[str, FileDescriptor] = WeakValueDictionary()
-"""One descriptor for all sessions of a tree, by root; closed when the last one releases it."""
+"""One descriptor of a tree's lock for all sessions, by root; closed when the last session releases
+it.
+"""
 _warnings = LogOnce(_logger)
 
 
 class TreeLock:
-    """One session's share of the lock on its tree; safe to use from several threads."""
+    """The share of one session in the lock on its tree; safe to use from several threads."""
 
     def __init__(self, tree: DumpTree) -> None:
         self._tree = tree
@@ -42,17 +44,19 @@ class TreeLock:
         self._held: FileDescriptor | None = None
 
     def acquire(self, *, make: bool = True) -> None:
-        """Lock the tree, unless it is locked already.
+        """Lock the tree, unless this session has locked it already.
 
-        BlockingIOError while the tree is repaired, OSError of a disk that may recover later. A
-        tree that does not exist is not locked, unless `make` is set.
+        BlockingIOError while the tree is being repaired, OSError of a disk that may recover later.
+        A tree that does not exist is not locked, unless `make` is true.
         """
         with self._lock:
             if self._held is None:
                 self._held = _lock_tree(self._tree, make=make)
 
     def reacquire(self) -> bool:
-        """Lock a tree that an earlier process had locked; return False where that has to wait."""
+        """Lock a tree that an earlier process had locked; return False if the session has to wait
+        for it.
+        """
         try:
             self.acquire(make=False)
         except OSError:
@@ -60,7 +64,7 @@ class TreeLock:
         return True
 
     def release(self) -> None:
-        """Unlock the tree, for this session."""
+        """Release the share of this session in the lock."""
         with self._lock:
             self._held = None
 
@@ -69,7 +73,7 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     root = str(tree.root)
     with _guard:
         held = _locks_by_root.get(root)
-    # When the tree was removed and made again, this lock is on a removed file.
+    # If the tree was removed and created again, the old lock is on a removed file.
     if held is not None and os.fstat(held.number).st_nlink:
         return held
     problem = "its lock file cannot be opened"
@@ -102,7 +106,9 @@ _MAX_SECONDS = 4096
 def claim_tree_context(
     tree: DumpTree, context: TreeContext, *, job_id: str, rank: int
 ) -> TreeContext:
-    """Return a context with a start time that no other rank or job has; repeatable for a rank."""
+    """Return a context with a start time that no other rank or job has; the same rank gets the same
+    time again.
+    """
     try:
         began = datetime.strptime(context.started, _TIME_FORMAT)
         for seconds in range(_MAX_SECONDS):
@@ -111,7 +117,7 @@ def claim_tree_context(
             if tree.claim(STATE_FOLDER, f"{started}.{context.device}", owner):
                 return replace(context, started=started)
     except (ValueError, OverflowError, OSError) as error:
-        # A disk that cannot be written is reported when the session is opened.
+        # Only logged, because a disk that cannot be written is reported when the session is opened.
         extra = {"job": job_id, "rank": rank}
         _logger.warning(
             "rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=extra
