@@ -1,1 +1,3 @@
-"""Writing of the table of statistics while the ranks go on: Parquet, one file for each window."""
+"""Writing of the table of statistics while ranks are running, in Parquet, with one file for each
+window.
+"""

@@ -1,8 +1,8 @@
 """Process that writes rows to the table of a tree at idle priority, and ends. pyarrow, which takes
-60 MB, and the rows of a window live in it, so the agent has no object for a row.
+60 MB, and the rows of a window exist only in this process, so the agent has no object for a row.
 
-A thread of the agent would not do: while one of idle priority waits for a core, it may hold the
-interpreter's lock, for which all others wait.
+This is not a thread of the agent: while a thread of idle priority waits for a core, it may hold the
+interpreter's lock, for which all other threads wait.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from rankdumpd.server import machine, state_files
 
 @dataclass(frozen=True, slots=True)
 class TableRequest:
-    """A tree, as its plan describes it, and manifests whose rows have changed."""
+    """A tree with the fields of its plan that describe it, and the manifests whose rows have
+    changed.
+    """
 
     root: str
     file_mode: int
     folder_mode: int
     is_synced: bool
     manifests: Sequence[tuple[str, int, int]]
-    """Path below the root, rank, iteration."""
+    """Path below the root, rank and iteration of each manifest."""
 
     def open_tree(self) -> DumpTree:
         """Return access to the tree."""
@@ -47,32 +49,34 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableAnswer:
-    """What the process has done."""
+    """Result of a request."""
 
     rows: int = 0
     problems: Sequence[str] = ()
-    """Damaged manifests, which have no rows."""
+    """One text for each damaged manifest, which gets no rows."""
     error: str = ""
-    """Why nothing was written and the request is to be repeated; empty when it was."""
+    """Why nothing was written and the request has to be repeated; empty after success."""
 
 
 class TableProcess:
-    """The process of one request; `kill` may be called from another thread."""
+    """The process for one request; `kill` may be called from another thread."""
 
     def __init__(self, *, is_idle: bool) -> None:
-        """Start it; OSError where that fails. `is_idle` gives it a core that nobody else wants."""
-        # A session of its own: signals from a terminal are for the agent.
+        """Start the process; OSError where that fails. With `is_idle` it runs only on cores that
+        are otherwise idle.
+        """
+        # A new session, so that signals from a terminal reach the agent only.
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, *(["idle"] if is_idle else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd="/",  # `-m` looks for modules there first
+            cwd="/",  # `-m` looks for modules here first
             start_new_session=True,
             text=True,
         )
 
     def write(self, request: TableRequest) -> TableAnswer:
-        """Return what was done for a request; it may be repeated after any error."""
+        """Send a request and return the answer; the request may be repeated after any error."""
         ask, answer = self._process.stdin, self._process.stdout
         assert ask is not None
         assert answer is not None
@@ -86,11 +90,11 @@ class TableProcess:
         return TableAnswer(**json.loads(line))
 
     def kill(self) -> None:
-        """End it, also while it writes; may be repeated."""
+        """Kill the process, even while it writes; may be repeated."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it and close the channels."""
+        """Kill the process and close its channels."""
         self.kill()
         self._process.wait()
         for channel in (self._process.stdin, self._process.stdout):
@@ -100,11 +104,11 @@ class TableProcess:
 
 
 def write_rows(request: TableRequest) -> TableAnswer:
-    """Write the rows of a request."""
+    """Write the rows of a request to the table; return the result."""
     try:
         from rankdump._analysis.table_update import ChangedManifest, update_table
     except ImportError as error:
-        # Installed, but not fit, such as one that needs another NumPy than the job's framework.
+        # pyarrow is installed but unfit: it may need another NumPy than the job's framework.
         return TableAnswer(error=f"pyarrow cannot be imported: {error}")
     manifests = [ChangedManifest(*each) for each in request.manifests]
     try:
@@ -117,13 +121,13 @@ def write_rows(request: TableRequest) -> TableAnswer:
 
 
 def _end_with_agent(channel: TextIO) -> None:
-    """End this process when the agent does, whose end of the channel closes then."""
+    """End this process when the agent ends, because the agent's end of the channel closes then."""
     channel.read(1)
     os._exit(1)
 
 
 def main() -> None:
-    """Answer the one request on standard input."""
+    """Read one request from standard input and write the answer."""
     if "idle" in sys.argv[1:]:
         machine.become_idle()
     leave_pandas_out()
@@ -132,7 +136,7 @@ def main() -> None:
     answer = write_rows(TableRequest(**asked))
     sys.stdout.write(json.dumps(asdict(answer)) + "\n")
     sys.stdout.flush()
-    # Not an orderly end: the other thread is reading.
+    # The process ends without cleaning up, because its other thread is blocked in a read.
     os._exit(0)
 
 

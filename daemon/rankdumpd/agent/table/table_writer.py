@@ -1,8 +1,8 @@
 """Thread that writes the rows of finished iterations to the table of statistics of their tree, in
 windows, through a process of idle priority.
 
-The ledger has a row for each manifest whose rows are to be written, until they are: a crash at any
-time loses none, and what is repeated finds them in the table.
+The ledger has a row for each manifest until the rows of the manifest are written. So a crash at any
+time loses none, and a repetition finds the rows that are in the table already.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from rankdumpd.server.metrics import MetricCounters
 CHECK_INTERVAL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 MAX_MANIFESTS = 16_384
-"""Manifests of one request."""
+"""Largest number of manifests in one request."""
 _REQUIRED_MODULE = "pyarrow"
 
 _logger = logging.getLogger(__name__)
 
 
 WINDOW_RECORDS = 125_000
-"""Records of a full window: a few megabytes of Parquet."""
+"""Records of a full window, which are a few megabytes of Parquet."""
 DISK_FULL = "disk_full"
-"""Reason that people are told: the others pass by themselves."""
+"""The only reason to wait that becomes a finding, because all others end without help."""
 WINDOW_AGE_S = 60.0
-"""Longest time for which rows wait while their job goes on."""
+"""Longest time in seconds for which rows wait while their job is running."""
 
 
 class WaitingRows(NamedTuple):
-    """What of a tree is not in its table yet."""
+    """Rows of a tree that are not in its table yet."""
 
     records: int
     since_us: int
-    """Age of the oldest manifest, since the epoch."""
+    """Time at which the oldest manifest was written, in microseconds since the epoch."""
     is_job_over: bool
     """Whether no rank writes to the tree any more."""
     is_disk_full: bool
@@ -70,14 +70,15 @@ class WaitingRows(NamedTuple):
 
 
 class WindowDecision(NamedTuple):
-    """Whether rows are written now, and why, or why not."""
+    """Whether the rows are written now, and the reason in either case."""
 
     is_due: bool
     reason: str
 
 
 def decide_window(rows: WaitingRows, *, now_us: int, is_finishing: bool) -> WindowDecision:
-    """Decide on the rows of a tree at a time since the epoch.
+    """Decide whether the rows of a tree are written now; `now_us` is in microseconds since the
+    epoch.
 
     `is_finishing` means that no later process of the agent would write them.
 
@@ -97,7 +98,7 @@ def decide_window(rows: WaitingRows, *, now_us: int, is_finishing: bool) -> Wind
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """Where the manifests of a session are."""
+    """Location of the manifests of a session."""
 
     request: SessionRequest
     plan: DumpPlan
@@ -116,10 +117,10 @@ class SessionPlace:
 
 @dataclass(slots=True)
 class WaitingTree:
-    """A tree with rows that are not in its table."""
+    """A tree with rows that are not in its table yet."""
 
     place: SessionPlace
-    """Of one of its sessions."""
+    """Location of the manifests of one of its sessions."""
     sessions: list[UnindexedSession] = field(default_factory=list[UnindexedSession])
 
 
@@ -136,15 +137,17 @@ class TableWriter:
         counters: MetricCounters,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """Without `is_wanted`, or without pyarrow, it does nothing."""
+        """Without `is_wanted`, or without pyarrow, the writer does nothing."""
         self._ledger, self._registry, self._limits = ledger, registry, limits
         self._is_wanted, self._counters, self._now_us = is_wanted, counters, now_us
         self._thread = BackgroundThread(self._run, "rankdumpd-table")
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._problems: dict[str, str] = {}
-        """Why rows wait longer than they should, by tree; under an empty name for all of them."""
+        """Why rows wait longer than they should, by root of the tree; under an empty root for all
+        trees.
+        """
         self._places: dict[str, SessionPlace | None] = {}
-        """Of sessions with rows; None for one that can have none."""
+        """Locations of the manifests by session id; None for a session that can have no rows."""
         self._changed = threading.Condition()
         self._work = threading.Event()
         self._process: TableProcess | None = None
@@ -196,9 +199,9 @@ class TableWriter:
         return [f"rows of the table of statistics wait: {each}" for each in problems]
 
     def write_due(self) -> bool:
-        """Write the rows of trees for which it is time; return whether there were any.
+        """Write the rows of trees whose window is due; return whether there were any.
 
-        The errors of the ledger are raised.
+        Errors of the ledger are raised.
         """
         done = False
         trees = self._list_trees()
@@ -231,7 +234,9 @@ class TableWriter:
                 self._work.wait(CHECK_INTERVAL_S)
 
     def _list_trees(self) -> list[WaitingTree]:
-        """Return what waits by tree; rows of sessions that can have none are deleted."""
+        """Return the trees with waiting rows; delete the ledger rows of sessions that can have no
+        table.
+        """
         trees: dict[str, WaitingTree] = {}
         places: dict[str, SessionPlace | None] = {}
         for each in self._ledger.unindexed.list_sessions():
@@ -246,7 +251,9 @@ class TableWriter:
         return list(trees.values())
 
     def _find_place(self, session_id: str) -> SessionPlace | None:
-        """Return the place of a session; None for one that the ledger does not know."""
+        """Return the location of a session's manifests; None for a session that the ledger does not
+        know.
+        """
         try:
             return SessionPlace(*read_stored_session(self._ledger, session_id))
         except UNUSABLE_ROW_ERRORS:
@@ -287,7 +294,7 @@ class TableWriter:
         return True
 
     def _make_request(self, tree: WaitingTree) -> tuple[TableRequest, list[UnindexedManifest]]:
-        """Return a request for the oldest rows of a tree, and these rows."""
+        """Return a request for the oldest rows of a tree, and the ledger rows that it covers."""
         rows: list[UnindexedManifest] = []
         manifests: list[tuple[str, int, int]] = []
         records = 0
@@ -307,7 +314,7 @@ class TableWriter:
         return request, rows
 
     def _ask(self, request: TableRequest) -> TableAnswer:
-        """Let a process write rows, while no repair of the tree runs."""
+        """Let a process write rows, unless the tree is being repaired."""
         lock = TreeLock(request.open_tree())
         try:
             lock.acquire(make=False)
