@@ -1,3 +1,3 @@
-"""The gRPC service and its streams, the assembly of frames to records, and the admission of
+"""The gRPC service and its streams, the assembly of frames into records, and the admission of
 records, which are queued for worker threads.
 """

@@ -1,5 +1,5 @@
-"""Assembly of the frames of one stream to whole records, rows of statistics and metadata frames. It
-checks every frame against the session's plan.
+"""Assembly of the frames of one stream into whole records, rows of statistics and metadata frames.
+Every frame is checked against the session's plan.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
 
 
 def _check_texts(sequence: int, texts: Sequence[str]) -> None:
-    # The texts become fields of a table, so none may contain a separator. They are checked all at
-    # once, because thousands arrive with every step.
+    # The texts become fields of a table, so none may contain a separator. They are checked as one
+    # text, because thousands arrive with every step.
     joined = ",".join(texts)
     if joined.isprintable() and '"' not in joined and not _TOO_LONG.search(joined):
         return
@@ -53,10 +53,10 @@ def _check_texts(sequence: int, texts: Sequence[str]) -> None:
 
 
 _MAPPED_BYTES = 1 << 20
-"""A chunked record above this size is assembled in mapped memory of its own."""
+"""Size in bytes above which a chunked record is assembled in mapped memory of its own."""
 
 CompletedFrame = ReceivedRecord | RecordOutcome | StatisticRowsResult | MetadataFrame
-"""A record to keep, a drop, rows of statistics or metadata that a frame completes."""
+"""What a frame completes: a record to keep, a drop, rows of statistics or metadata."""
 
 
 @dataclass(slots=True)
@@ -67,14 +67,14 @@ class _OpenRecord:
     head: RecordHead
     filled: int = 0
     target: bytearray | mmap.mmap | None = None
-    """None while the bytes are discarded."""
+    """Memory for the elements; None while they are discarded."""
     reason: str = ""
     repeated: bool = False
     checksum: bytes = b""
 
 
 class FrameAssembler:
-    """Assembles the frames of one stream; not for several threads."""
+    """Assembles the frames of one stream; not for use from several threads."""
 
     def __init__(
         self,
@@ -88,10 +88,12 @@ class FrameAssembler:
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], SelectionVerdict],
     ) -> None:
-        """Expect a first frame of at most `highest_first`; `admit` is called before allocation.
+        """The first frame may have a number of at most `highest_first`; `admit` is called before
+        memory is allocated.
 
-        A tensor without its elements has `statistic_count` statistics. Such tensors are rejected
-        where the plan keeps elements, unless it `degrades` tensors for which there is no space.
+        A tensor without its elements has `statistic_count` statistics. Where the plan keeps
+        elements, such tensors are rejected, unless the plan `degrades` tensors for which there is
+        no space.
         """
         self._session_id = session_id
         self._statistic_count, self._degrades = statistic_count, degrades
@@ -101,22 +103,23 @@ class FrameAssembler:
         self._known, self._admit = known, admit
         self._highest_first = highest_first
         self.last_sequence = 0
-        """Number of the last frame that arrived; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first frame."""
         self._open: _OpenRecord | None = None
 
     @property
     def within_record(self) -> bool:
-        """Whether chunks of the last record are missing."""
+        """Whether chunks of the last record are still missing."""
         return self._open is not None
 
     def feed(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> CompletedFrame | None:
-        """Accept one frame; return the completed item, or None within or for a repeated record.
+        """Accept one frame; return the item that it completes, None if it completes none or repeats
+        one.
 
-        ResendError when a frame before it is missing, ProtocolError when it cannot be read.
-        Elements are in the frame, or in `data`, which stays readable until they are committed.
-        Elements that never arrived are `lost` for that reason.
+        ResendError when an earlier frame is missing, ProtocolError when the frame cannot be read.
+        Elements are in the frame, or in `data`, which stays readable until they are committed. If
+        the elements never arrived, `lost` is the drop reason.
         """
         body, sequence = frame.WhichOneof("body"), frame.sequence
         if body == "chunk":
@@ -138,7 +141,7 @@ class FrameAssembler:
         return None if self._known(sequence) else declared
 
     def finish(self) -> None:
-        """Accept the end of the stream; ResendError when a record is still open."""
+        """Accept the end of the stream; ResendError when a record is still incomplete."""
         if self._open:
             raise ResendError(
                 f"record {self._open.sequence} ended at byte {self._open.filled} "
@@ -146,7 +149,9 @@ class FrameAssembler:
             )
 
     def cut_off(self, reason: str) -> RecordOutcome | None:
-        """Return the open record as dropped: the rest of it will never arrive."""
+        """Return the incomplete record as dropped, because its remaining chunks will
+        never arrive.
+        """
         record, self._open = self._open, None
         if record is None or record.repeated:
             return None
@@ -154,9 +159,10 @@ class FrameAssembler:
         return make_drop_outcome(frame_id, record.head, record.reason or reason)
 
     def settle_unreadable(self, frame: agent_pb2.Frame) -> CompletedFrame | None:
-        """Return a result for the frame that `feed` could not read; it only uses up its number.
+        """Return a result for a frame that `feed` could not read, so that its number counts as
+        received.
 
-        Its tensors are counted as dropped; the rest of its content is lost.
+        The tensors of the frame are counted as dropped; its other content is lost.
         """
         if self._open:
             return self.cut_off(UNREADABLE)
@@ -166,7 +172,7 @@ class FrameAssembler:
         return make_unreadable_result(frame_id, frame)
 
     def _advance(self, sequence: int) -> bool:
-        """Advance to a frame; return whether it is new on this stream."""
+        """Advance to a frame; return whether the frame is new on this stream."""
         last = self.last_sequence
         if sequence == last + 1 < NUMBER_LIMIT and last and self._open is None:
             self.last_sequence = sequence
@@ -192,13 +198,14 @@ class FrameAssembler:
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         received, declared = len(data), head.kind.byte_count
-        # Elements that the plan does not keep are no error: `admit` drops them with a reason.
+        # Elements that the plan does not keep are no protocol error: `admit` drops them with a
+        # reason.
         if received > declared:
             raise ProtocolError(
                 f"record {sequence} contains {received} bytes but declares {declared}"
             )
         frame_id = FrameId(self._session_id, sequence)
-        # A slab entry whose copy failed may have lost the length of its data, too.
+        # If reading a slab entry failed, the length of its data may be unknown, too.
         whole = received == declared or bool(lost and not data)
         if self._known(sequence):
             self._open = None if whole else _OpenRecord(sequence, head, received, repeated=True)
@@ -215,7 +222,9 @@ class FrameAssembler:
         return None
 
     def _check_statistics(self, sequence: int, rows: StatisticRows) -> None:
-        """Raise ProtocolError for statistics that the plan does not have or that damage a table."""
+        """Raise a ProtocolError for statistics that the plan does not have or that would damage a
+        table.
+        """
         if rows.degraded and not self._degrades:
             raise ProtocolError(
                 f"frame {sequence} is degraded, which neither on_full nor max_step_overhead of the "
@@ -242,7 +251,7 @@ class FrameAssembler:
     def _allocate(self, record: _OpenRecord) -> None:
         size = record.head.byte_count
         try:
-            # Declared bytes cost nothing: pages are allocated as they are filled.
+            # A large declared size takes no memory, because pages are allocated as they are filled.
             record.target = mmap.mmap(-1, size) if size > _MAPPED_BYTES else bytearray(size)
         except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"

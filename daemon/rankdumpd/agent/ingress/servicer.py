@@ -1,5 +1,5 @@
-"""The agent's gRPC service: connected Push streams, each with a thread that receives its frames,
-conversion of messages, and errors as status codes.
+"""The agent's gRPC service: receives the frames of connected Push streams, each in a thread of its
+own, converts messages, and reports errors as status codes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PushStreamReader:
-    """Reads what a rank sends on one stream; blocks while the queue is full."""
+    """Reads the frames that a rank sends on one stream; blocks while the queue is full."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PushStreamReader:
         self._intake, self._rings, self._black_box = intake, rings, black_box
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
-        """Read frames until the rank closes its side or violates the protocol."""
+        """Read frames until the rank closes its side of the stream or violates the protocol."""
         try:
             self._read_slab(0)
             self._mailbox.at_rest = self._is_between_records()
@@ -124,7 +124,7 @@ class OpenPushStreams:
         reader: PushStreamReader,
         requests: Iterator[agent_pb2.PushRequest],
     ) -> None:
-        """Start to read a stream; while the agent drains, that is announced on it at once."""
+        """Start to read a stream; while the agent drains, announce the drain on it at once."""
         thread = threading.Thread(target=reader.read, args=(requests,), name="rankdumpd-reader")
         with self._changed:
             self._mailboxes.add(mailbox)
@@ -135,13 +135,15 @@ class OpenPushStreams:
                 mailbox.drain()
 
     def discard(self, mailbox: StreamMailbox) -> None:
-        """Note that a stream is over."""
+        """Note that a stream has ended."""
         with self._changed:
             self._mailboxes.discard(mailbox)
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> int:
-        """Announce the drain, and wait until streams end; return how many are left then."""
+        """Announce the drain, and wait until streams end; return how many are left after
+        `timeout_s`.
+        """
         with self._changed:
             self._draining = True
             for mailbox in self._mailboxes:
@@ -150,18 +152,18 @@ class OpenPushStreams:
             return len(self._mailboxes)
 
     def wait_until(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for something that the end of a stream brings about, up to a timeout."""
+        """Wait until `holds` returns true after the end of a stream, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(holds, timeout_s)
 
     def end(self, reason: str) -> None:
-        """End the streams that are left."""
+        """End the remaining streams with a reason."""
         with self._changed:
             for mailbox in self._mailboxes:
                 mailbox.end(reason)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all reader threads have ended, up to a timeout."""
+        """Wait until all reader threads have ended, at most `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -191,7 +193,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         freeze: Callable[[agent_pb2.Freeze], FreezeAnswer],
         take_answer: Callable[[RankSession, ControlAnswer], None],
     ) -> None:
-        """Call `changed` when the state of a session may have changed.
+        """`changed` is called when the state of a session may have changed.
 
         `wait_idle` waits until everything received is committed and reported.
         """
@@ -224,7 +226,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Push(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
-        """Receive frames from a rank and acknowledge them until its stream ends."""
+        """Receive the frames of a rank and acknowledge them until its stream ends."""
         mailbox = StreamMailbox()
         if not context.add_callback(lambda: mailbox.end("the rank disconnected")):
             return
@@ -245,7 +247,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                     )
             finally:
                 was_connected = session.disconnect(mailbox)
-                # After that: who waits for the end of streams looks at their sessions next.
+                # Discarded after the disconnection, because callers that wait for the end of
+                # streams look at their sessions next.
                 self._streams.discard(mailbox)
                 if was_connected:
                     self._rings.drop_closed(session)
@@ -270,8 +273,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pin, unpin or freeze a job, or wait until everything received is written and reported,
-        up to a deadline.
+        """Pin, unpin or freeze a job, or wait up to a deadline until everything received is written
+        and reported.
         """
         with abort_on_error(context, self._counters):
             if request.HasField("pin"):
@@ -287,7 +290,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
 
 def limit_drain_s(drain: agent_pb2.Drain) -> float:
-    """Return how long a drain may take: it occupies a thread of the server."""
+    """Return the longest time of a drain in seconds, limited because a drain occupies a thread of
+    the server.
+    """
     return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 

@@ -1,9 +1,9 @@
-"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and queued
-for worker threads or the committer. A frame that fails repeatedly is dropped.
+"""Intake of the frames of one session: they are assembled, admitted, charged to the byte budget and
+queued for worker threads or the committer. A frame that fails repeatedly is dropped.
 
-Records are queued in batches: many small ones, which one thread writes, or a large one alone, for
-which there are as many threads as cores. Writing small ones is system calls with a little Python
-between them, so two threads would only contend for the GIL.
+Records are queued in batches: many small records, which one thread writes, or a single large one,
+for which there are as many threads as cores. Writing small records is mostly system calls with
+little Python between them, so two threads would only contend for the GIL.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _MAX_SESSIONS = 4096
 
 
 class FailureCounter:
-    """The last failure of each session that failed lately; safe to use from several threads."""
+    """The last failure of each session that failed recently; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[str, int]] = {}
 
     def count_failure(self, session_id: str, what: str) -> int:
-        """Count a failure; return how many of the last ones of this session were the same."""
+        """Count a failure; return how many times in a row the session has failed in this way."""
         with self._lock:
             before, count = self._last.pop(session_id, ("", 0))
             count = count + 1 if before == what else 1
@@ -101,7 +101,7 @@ class RecordWorkers:
             thread.start()
 
     def submit(self, records: Sequence[ReceivedRecord], storage: SessionStorage) -> None:
-        """Queue a batch of a session; never waits."""
+        """Queue a batch of records of one session; never waits."""
         (self._large if len(records) == 1 else self._small).put((records, storage))
 
     def fault(self) -> str:
@@ -121,16 +121,16 @@ class RecordWorkers:
 
     def _run(self, batches: _BatchQueue) -> None:
         while (batch := batches.get()) is not None:
-            # Records that are left are not acknowledged, and resent to the next process.
+            # Records that are left are not acknowledged, so ranks resend them to the next process.
             if time.monotonic() < self._deadline_s:
                 self._done(self._store_logged(*batch))
 
     def _store_logged(
         self, records: Sequence[ReceivedRecord], storage: SessionStorage
     ) -> Sequence[RecordOutcome]:
-        """Store records together, or each alone where that fails: one that fails is dropped.
+        """Store records together; if that fails, store each alone, and drop those that fail again.
 
-        A file that is there by then is recognised as that of its record.
+        A file that already exists then is recognised as the file of its record.
         """
         try:
             return self._store(records, storage)
@@ -155,9 +155,11 @@ MAX_GATHERED_BYTES = 1 << 20
 
 
 MAX_UNREADABLE_TRIES = 3
-"""Failures after which an unreadable frame is dropped."""
+"""Number of failures after which an unreadable frame is dropped."""
 MAX_GAPS = 10
-"""Failures after which a rank that skips a number is rejected: it does not have the frame."""
+"""Number of failures after which a rank that skips a sequence number is rejected, because it does
+not have the missing frame.
+"""
 
 
 class SessionIntake:
@@ -184,11 +186,11 @@ class SessionIntake:
         self._growing = False
         """Whether the budget is charged for a record that is not complete yet."""
         self._piece_bytes = 0
-        """Bytes of a record that the present frame contains."""
+        """Number of bytes of a record that the present frame contains."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
         self._plan_end = 0
-        """Frames up to this number are of the plan in use."""
+        """Sequence number up to which frames belong to the plan in use."""
         storage = session.storage
         self._assembler = FrameAssembler(
             session.request.session_id,
@@ -204,20 +206,21 @@ class SessionIntake:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that arrived; 0 before the first."""
+        """Sequence number of the last frame that arrived; 0 before the first frame."""
         return self._assembler.last_sequence
 
     @property
     def within_record(self) -> bool:
-        """Whether a part of the last record is missing."""
+        """Whether chunks of the last record are still missing."""
         return self._assembler.within_record
 
     def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
-        """Accept a frame, whose data may be passed separately; `lost` is why that data is missing.
+        """Accept a frame. Its data may be passed separately, or be `lost` for a drop reason.
 
-        ResendError when a frame is missing, or for the first few times that one cannot be read.
+        ResendError when an earlier frame is missing, and for the first few times that a frame
+        cannot be read.
         """
         piece = data
         if piece is None:
@@ -242,25 +245,27 @@ class SessionIntake:
         self._gather(item)
 
     def handle_last_events(self, events: EventColumns) -> None:
-        """Accept the newest events of an exited rank, behind its last frame."""
+        """Accept the newest events of an exited rank; they take their place behind its
+        last frame.
+        """
         frame = make_metadata_frame(self._session.find_free_number(), events)
         self._gather(read_metadata_frame(frame, self._session.request.session_id))
         self.flush()
 
     def cut_off(self, reason: str) -> None:
-        """Drop the open record, whose rest will never arrive."""
+        """Drop the incomplete record, whose remaining chunks will never arrive."""
         self._gather(self._assembler.cut_off(reason))
         self.flush()
 
     def finish(self) -> None:
-        """Accept the end of the stream; ResendError within a record."""
+        """Accept the end of the stream; ResendError when a record is still incomplete."""
         try:
             self._assembler.finish()
         except ResendError as error:
             raise self._count_gap(error) from None
 
     def flush(self) -> None:
-        """Hand on the gathered frames."""
+        """Submit the gathered frames."""
         gathered, cost = self._gathered, self._gathered_cost
         self._gathered, self._gathered_cost, self._usage = [], 0, None
         if gathered:
@@ -268,13 +273,13 @@ class SessionIntake:
             self._claim(gathered)
 
     def release_budget(self) -> None:
-        """Release the budget of a record that was not completed."""
+        """Release the queue budget of a record that was not completed."""
         if self._growing:
             self._budget.abandon(self)
             self._growing = False
 
     def _use_plan_of(self, sequence: int) -> None:
-        """Judge by the plan of a frame, after the frames before it were handed on."""
+        """Switch to the plan of a frame, after earlier frames are submitted."""
         self.flush()
         period, end = self._session.plans.find(sequence)
         self._plan_begin = period.begin
@@ -291,7 +296,7 @@ class SessionIntake:
         )
 
     def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
-        """Drop a frame that failed too often; ResendError when it may be tried again."""
+        """Drop a frame that has failed too often; ResendError while it may be tried again."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
             raise error
@@ -315,14 +320,14 @@ class SessionIntake:
         if answer.reason in SPACE_REASONS and self._may_be_written(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
-            # Bytes that are only declared are not charged.
+            # Bytes that a rank has declared but not sent are not charged.
             self._budget.begin(self, compute_cost_bytes(min(self._piece_bytes, head.byte_count)))
             self._growing = True
         return answer
 
     def _may_be_written(self, head: RecordHead) -> bool:
-        """Return whether a killed process may have written the file: then it needs no space, and
-        a drop would leave a file that no row names.
+        """Return whether a killed process may have written the record's file. Such a record needs
+        no space, and dropping it would leave a file without a row.
         """
         return self._session.restored and self._storage.writer.has(head)
 
@@ -338,7 +343,7 @@ class SessionIntake:
             self.release_budget()
         gathered = self._gathered
         if isinstance(item, ReceivedRecord):
-            # Not by `_compute_cost`: there is one for each small record.
+            # `_compute_cost` is not called, because this runs for each small record.
             self._gathered_cost += item.head.kind.byte_count + FRAME_COST_BYTES
             gathered.append(item)
         else:
@@ -357,7 +362,7 @@ class SessionIntake:
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
     def _get_usage(self) -> ResourceUsage:
-        # Looked up once for a batch: the few bytes in flight make no difference.
+        # Looked up once for a batch, because the few bytes in flight make no difference.
         if self._usage is None:
             self._usage = self._look_up_usage()
         return self._usage
