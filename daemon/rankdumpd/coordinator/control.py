@@ -1,9 +1,8 @@
-"""Control of running jobs: it asks all ranks of a job where they are, chooses an iteration, and has
-all of them change their plan there, or has their agents freeze the iteration that runs. Agents
-fetch orders with the answers to their reports.
+"""Control of running jobs. A control asks all ranks of a job for their iteration, chooses one, and
+lets all ranks change their plan in it, or lets their agents freeze the iteration that is running.
 
-Which iteration a change begins with, and what became of it on each rank, are pure functions of the
-answers of ranks by their sessions.
+Agents fetch orders with the answers to their reports. The iteration with which a change begins, and
+the result for each rank, are pure functions of the ranks' answers by session.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ from rankdump._core.status import SessionState, SessionStatus
 from rankdump.errors import RankdumpError, RejectedError, UnavailableError
 
 MIN_STEP_US = 1_000
-"""Shortest duration of a step in this computation; shorter ones count as this long."""
+"""Shortest duration of a step, in microseconds, that the computation uses; a shorter step counts as
+this long.
+"""
 MIN_LEAD_S = 1.0
-"""Shortest time between the choice of an iteration and its begin."""
+"""Shortest time in seconds between the choice of an iteration and its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,13 @@ class ControlledSession:
     rank: int
     session_id: str
     absence: str
-    """Why it is not asked; empty when it is."""
+    """Why the rank is not asked; empty when it is asked."""
 
 
 def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[ControlledSession, ...]:
-    """Return the sessions of a job; RejectedError when none of its ranks runs and is connected."""
+    """Return the sessions of a job; RejectedError when no rank of the job is running
+    and connected.
+    """
     newest = {each.rank: each for each in sorted(sessions, key=lambda each: each.attempt)}
     states = Counter(each.state for each in newest.values())
     if states[SessionState.LOST] and not states[SessionState.OPEN]:
@@ -63,7 +66,8 @@ def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[Contr
 def _explain_absence(session: SessionStatus) -> str:
     if session.state is SessionState.CLOSED:
         return "it has ended its session"
-    # Another one may connect again in a moment, as ranks do when their shared memory is ready.
+    # Any other lost session may reconnect in a moment, as ranks do when their shared memory is
+    # ready.
     if session.state is SessionState.LOST and (session.ended_by or session.last_events_known):
         return f"its process is gone ({session.ended_by or 'it is not known how it ended'})"
     return ""
@@ -72,9 +76,10 @@ def _explain_absence(session: SessionStatus) -> str:
 def choose_iteration(positions: Sequence[ControlAnswer], *, round_s: float) -> int:
     """Return the first iteration that no rank begins before the next messages reach it.
 
-    `round_s` is the time that the first ones took, with the wait for the next report of each agent.
-    Every rank may have gone on since it answered. No change begins before an earlier one. Ranks
-    that have the order already keep their iteration, and are joined there if that is possible.
+    `round_s` is the time that the first messages took, including the wait for each agent's next
+    report. Every rank may have continued since it answered. No change begins before an earlier one.
+    Ranks that have the order already keep their iteration, and all others begin with the same one
+    if that is possible.
     """
     lead_us = (MIN_LEAD_S + round_s) * 1e6
     return max(
@@ -91,16 +96,18 @@ def judge_freeze(
     unreached: Mapping[int, str],
     iteration: int | None,
 ) -> ControlResult:
-    """Return which ranks are frozen; `unreached` says of some why their agent has not frozen them.
+    """Return the result of a freeze for each rank; `unreached` contains, for some ranks, why their
+    agent has not frozen them.
 
-    Agents answer for their ranks. The steps of a rank that has ended lie in its agent as long as
-    its job runs.
+    Agents answer for their ranks. The agent keeps the steps of a rank that has ended as long as its
+    job is running.
     """
     ranks: list[ControlledRank] = []
     for session in sessions:
         answer = asked.get(session.session_id)
         reason = answer.refused if answer else session.absence
-        # Agents that freeze nothing name the ranks that run alone.
+        # Unreached agents list only ranks that are running; a rank that has ended has as its reason
+        # its absence.
         reason = reason or unreached.get(session.rank, session.absence if unreached else "")
         if iteration is None and not reason:
             reason = "no rank has said which iteration it runs"
@@ -116,7 +123,7 @@ def judge_ranks(
     *,
     waited_s: float,
 ) -> ControlResult:
-    """Return what became of an order on each rank, by the answers in both rounds."""
+    """Return the result of an order for each rank, according to the answers in both rounds."""
     silence = (
         f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or its "
         "process is stopped or gone"
@@ -124,7 +131,7 @@ def judge_ranks(
     ranks: list[ControlledRank] = []
     for session in sessions:
         first, second = asked.get(session.session_id), applied.get(session.session_id)
-        # It may have connected again since it was listed.
+        # The rank may have reconnected since the sessions were listed.
         reason = first.refused if first else session.absence or silence
         if reason or iteration is None:
             ranks.append(ControlledRank(session.rank, None, reason))
@@ -137,7 +144,7 @@ def judge_ranks(
 
 
 def _judge_applied(rank: int, answer: ControlAnswer, iteration: int) -> ControlledRank:
-    """Return what became of an order on a rank that has answered in both rounds."""
+    """Return the result for a rank that has answered in both rounds."""
     if answer.refused:
         return ControlledRank(rank, None, answer.refused)
     reason = ""
@@ -151,9 +158,11 @@ def _judge_applied(rank: int, answer: ControlAnswer, iteration: int) -> Controll
 
 
 ROUND_TIMEOUT_S = 15.0
-"""Longest wait for the answers of all ranks, in each of two rounds; agents report once a second."""
+"""Longest wait in seconds for the answers of all ranks, in each of two rounds; agents report once a
+second.
+"""
 FREEZE_TIMEOUT_S = 5.0
-"""Longest wait for the agents of a job that is frozen."""
+"""Longest wait in seconds for the agents of a job that is being frozen."""
 STOPPING = "the coordinator stops"
 _FREEZE_POLL_S = 0.1
 _MAX_RESULTS = 256
@@ -161,10 +170,12 @@ _MAX_RESULTS = 256
 
 @dataclass(slots=True)
 class _RunningControl:
-    """A control under way."""
+    """An order that is being carried out."""
 
     order: ControlOrder
-    """As agents get it now: without an iteration in the first round, with one in the second."""
+    """The order as agents receive it now: without an iteration in the first round, with one in the
+    second.
+    """
     sessions: tuple[ControlledSession, ...]
     asked: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
     applied: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
@@ -177,7 +188,7 @@ class _RunningControl:
         )
 
     def add(self, answer: ControlAnswer) -> None:
-        """Add an answer to the present order; answers to others are ignored."""
+        """Add an answer to the present order; answers to other orders are ignored."""
         known = {each.session_id for each in self.sessions}
         applies = not self._is_question
         if (answer.id, answer.applied) == (self.order.id, applies) and answer.session_id in known:
@@ -194,13 +205,13 @@ class _RunningControl:
     def _is_asked(self, session: ControlledSession) -> bool:
         if self._is_question:
             return not session.absence
-        # Another one does nothing with the order.
+        # In the second round only ranks that accepted the order in the first round have to answer.
         first = self.asked.get(session.session_id)
         return first is not None and not first.refused
 
 
 class JobControl:
-    """Controls of all jobs; safe to use from several threads."""
+    """Control orders of all jobs; safe to use from several threads."""
 
     def __init__(
         self,
@@ -209,24 +220,25 @@ class JobControl:
         round_timeout_s: float = ROUND_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`freeze` freezes an iteration of the job of an order, and returns a function that says
-        which agents have done it.
+        """`freeze` freezes an iteration of the order's job, and returns a function that returns
+        which agents have done so.
         """
         self._freeze = freeze
         self._round_timeout_s, self._clock = round_timeout_s, clock
         self._changed = threading.Condition()
         self._running: dict[str, _RunningControl] = {}
-        """By job."""
+        """Orders that are being carried out, by job id."""
         self._results: dict[str, ControlResult] = {}
-        """By the id of the order."""
+        """Results by the id of the order."""
         self._is_stopping = False
 
     def control(
         self, order: ControlOrder, list_sessions: Callable[[], tuple[ControlledSession, ...]]
     ) -> ControlResult:
-        """Carry out an order, and wait for what becomes of it; the same order only once.
+        """Carry out an order, and wait for the result; repeating the same order does not carry it
+        out again.
 
-        RejectedError while another one changes the same job.
+        RejectedError while another order changes the same job.
         """
         with self._changed:
             known = self._results.get(order.id)
@@ -248,9 +260,9 @@ class JobControl:
                 self._changed.notify_all()
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End the controls under way: their callers repeat them at the next coordinator.
+        """End all orders: their callers repeat them at the next coordinator.
 
-        Those whose order ranks may have already get so much time to finish.
+        Orders that ranks may have received get `grace_s` seconds to finish.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_given_out, grace_s)
@@ -258,14 +270,14 @@ class JobControl:
             self._changed.notify_all()
 
     def list_orders(self) -> tuple[ControlOrder, ...]:
-        """Return the orders that agents pass on to their ranks now."""
-        if not self._running:  # read without the lock, as there is a report for every step
+        """Return the orders that agents should relay to their ranks now."""
+        if not self._running:  # without the lock, because this is called for every report
             return ()
         with self._changed:
             return tuple(each.order for each in self._running.values())
 
     def add_answers(self, answers: Sequence[ControlAnswer]) -> None:
-        """Add answers of ranks; an agent repeats them."""
+        """Add answers of ranks, which an agent reports repeatedly."""
         if not answers:
             return
         with self._changed:
@@ -291,7 +303,7 @@ class JobControl:
         raise result or UnavailableError("the control of the job takes too long")
 
     def _freeze_job(self, running: _RunningControl, iteration: int | None) -> ControlResult:
-        """Freeze an iteration, and wait until all agents have done it or said why not."""
+        """Freeze an iteration, and wait until every agent has frozen it or has said why not."""
         reach = FreezeReach()
         if iteration is not None:
             find_reach = self._freeze(running.order, iteration)
@@ -300,7 +312,7 @@ class JobControl:
                 reach = find_reach()
                 if 0 < reach.agents <= reach.frozen_agents:
                     break
-                # Without the lock, which every report needs.
+                # Without the lock, because every report needs the lock.
                 self._changed.wait(_FREEZE_POLL_S)
         unreached = {rank: each.reason for each in reach.unreached for rank in each.ranks}
         return judge_freeze(running.sessions, running.asked, unreached, iteration)

@@ -34,26 +34,30 @@ from rankdump._core.status import (
 from rankdump._core.timeouts import RankTimeouts, TimeoutHint
 
 DEADLOCK_TEXT = "deadlock: "
-"""Begins the sentence of a cycle of calls that cannot end, after the number of its iteration."""
+"""First words of the sentence about a cycle of calls that cannot end, after the
+iteration number.
+"""
 
 
 def is_deadlock(finding: Finding) -> bool:
-    """Return whether a finding is a cycle of calls that cannot end.
+    """Return whether a finding is about a cycle of calls that cannot end.
 
-    The kind alone does not say that: calls that have ended can form a cycle too.
+    The kind of the finding is not sufficient, because calls that have ended can form a cycle, too.
     """
     return finding.kind is FindingKind.CYCLE and DEADLOCK_TEXT in finding.text
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedOffsets:
-    """Committed part of a job's order in its tree, which counts where the files differ from it."""
+    """Committed part of a job's order in its tree; if the files have more, the rest is
+    not valid.
+    """
 
     root: str
     sizes: Mapping[str, int]
-    """Committed bytes of each file, by its name in the folder."""
+    """Committed bytes of each file, by file name."""
     position: int
-    """Position of the next entry."""
+    """Position of the next entry in the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +66,26 @@ class JobFacts:
 
     job_id: str
     timeouts: Mapping[int, RankTimeouts] = field(default_factory=dict[int, RankTimeouts])
-    """Limits that each rank has read."""
+    """Timeout limits that each rank has read."""
     sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
     """Newest session of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCoverage:
-    """Time up to which the events of a rank are known."""
+    """Time up to which all events of a rank are known."""
 
     until_us: int
-    """Every event that began before it has arrived; on the coordinator's clock."""
+    """Every event that began before this time has arrived; microseconds on the
+    coordinator's clock.
+    """
     agent: str = ""
-    """Sentence on the state of its agent."""
+    """Sentence on the state of the rank's agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedRankCoverage:
-    """Statement of an agent that it has reported every event a rank began before a time."""
+    """Statement of an agent that it has reported every event that a rank began before a time."""
 
     job_id: str
     rank: int
@@ -89,22 +95,22 @@ class ReportedRankCoverage:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """One report of an agent, checked, with times on the coordinator's clock."""
+    """One report of an agent after all checks, with times on the coordinator's clock."""
 
     agent_id: str
     sequence: int
-    """Number of its last item; 0 when it has none."""
+    """Number of the report's last item; 0 for a report without items."""
     sessions: tuple[SessionStatus, ...] = ()
     iterations: tuple[IterationStatus, ...] = ()
     events: tuple[tuple[EventSource, EventColumns], ...] = ()
     timeouts: tuple[tuple[str, int, RankTimeouts], ...] = ()
-    """Job, rank, and the limits that the rank has read."""
+    """Job id, rank, and the timeout limits that the rank has read."""
     roots: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Tree of each job that the report is about."""
+    """Root of the tree of each job in the report."""
     coverage: tuple[ReportedRankCoverage, ...] = ()
     host: str = ""
     host_id: str = ""
-    """Distinguishes hosts of the same name."""
+    """Id that distinguishes hosts with the same name."""
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
@@ -118,7 +124,7 @@ class AgentReport:
 
     @property
     def items(self) -> int:
-        """Number of its items with sequence numbers."""
+        """Number of items that have sequence numbers."""
         return sum(map(len, (self.sessions, self.timeouts, self.events, self.iterations)))
 
 
@@ -127,56 +133,59 @@ class ReportAnswer:
     """Answer to a report."""
 
     acknowledged: int
-    """Number of the last item up to which all are committed."""
+    """Sequence number up to which all items are committed."""
     received: int
     warnings: tuple[tuple[str, str], ...] = ()
-    """Job ids, each with a warning that its ranks are to log."""
+    """Job ids, each with a warning that the ranks of the job should log."""
     freezes: tuple[RelayedFreeze, ...] = ()
-    """Freezes that the agent is to join."""
+    """Freezes that the agent should join."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationResult:
-    """Result of the publication of an iteration."""
+    """Result of publishing an iteration."""
 
     offsets: PublishedOffsets | None
-    """Offsets of its job afterwards."""
+    """Offsets of the job after the publication."""
     written: bool
-    """Whether its order is in the tree."""
+    """Whether the order of the iteration is in the tree."""
     findings: tuple[Finding, ...]
     hint_state: str
-    """JSON text."""
+    """Hint state of the job as JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationView:
-    """Collected events of one iteration of one job, to be merged.
+    """Collected events of one iteration of one job, as input of a merge.
 
-    Equal views give the same order; batches of events are compared by identity.
+    Equal views result in the same order; batches of events are compared by identity.
     """
 
     job_id: str
     iteration: int
     root: str = field(compare=False)
-    """Tree of the job; empty until a report names it."""
+    """Root of the job's tree; empty until a report names it."""
     events: Mapping[int, tuple[EventColumns, ...]]
     """Batches of each rank, in the order of their arrival."""
     excluded: frozenset[int]
-    """Ranks that the plan leaves out."""
+    """Ranks that the plan excludes."""
     late: tuple[int, ...]
-    """Ranks that have neither completed it nor closed their session; the first few of them."""
+    """Ranks that have neither completed the iteration nor closed their session; only
+    the first few.
+    """
     late_count: int
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """First and last position of the iteration in the program of each rank that reported them; an
-    event missing between them was lost."""
+    """First and last position of the iteration in the program of each rank that has reported them;
+    if an event between them is missing, it was lost.
+    """
     clocks: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Name of the clock that each rank reads; ranks of one host share one."""
+    """Name of the clock that each rank reads; ranks of the same host share one."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
-    """Time that dumping has stalled each rank since its session began, as reported last."""
+    """Microseconds that dumping has stalled each rank since its session began, as last reported."""
     coverage: Mapping[int, RankCoverage] = field(
         default_factory=dict[int, RankCoverage], compare=False
     )
-    """Time up to which each rank is known; without ranks that reported nothing."""
+    """Time up to which the events of each rank are known; ranks without reports have no entry."""
     lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
     """Ranks whose session was lost before they ended it; true for those whose process is known to
     have ended, and of which every event is known."""
@@ -185,16 +194,16 @@ class IterationView:
     told: frozenset[int] = frozenset()
     """Those of them whose end is a finding of another iteration."""
     raised: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Ranks whose session an error ended, and the iteration in which it did."""
+    """Ranks whose session was ended by an error, and the iteration in which the error occurred."""
     provisional: bool = False
-    """Whether the iteration still runs, so that missing events may arrive."""
+    """Whether the iteration is still running, so that missing events may arrive."""
     attempt: int = 0
-    """Number of the attempt that ran it."""
+    """Number of the attempt that ran the iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as collected so far."""
+    """Data of one job that has been collected so far."""
 
     job_id: str
     roots: tuple[str, ...]
@@ -202,27 +211,27 @@ class JobView:
     iterations: tuple[IterationStatus, ...]
     """The newest balances."""
     older_iterations: int
-    """Number of older balances, which are omitted."""
+    """Number of older balances, which the view omits."""
     merge: MergeStatus
     hints: tuple[TimeoutHint, ...]
     findings: tuple[Finding, ...]
     more_findings: int
-    """Number of omitted findings; the file of the job has them."""
+    """Number of findings that the view omits; the findings file of the job has all of them."""
     waits: tuple[RankWait, ...] = ()
     """The call that each rank waits in."""
     agents: frozenset[str] = frozenset()
-    """Agents that have reported sessions of it."""
+    """Ids of the agents that have reported sessions of the job."""
     awaited_agents: frozenset[str] = frozenset()
-    """Those with sessions that have not ended, while the job is not over."""
+    """Ids of the agents with sessions that have not ended; empty when the job is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Every job as collected so far, and all agents."""
+    """Data of all jobs and agents that has been collected so far."""
 
     jobs: Mapping[str, JobView]
     latest: str
-    """The job that reported last; empty before the first report."""
+    """Id of the job that reported last; empty before the first report."""
     agents: tuple[AgentStatus, ...]
 
 
@@ -235,27 +244,29 @@ _CALL_FIELDS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedCalls:
-    """Collectives and messages of one iteration, in their order, with all members.
+    """Collectives and messages of one iteration, in order, with all members.
 
-    Element i of every column of `columns` describes call i; the members of call i are the
-    elements `bounds[i]` to `bounds[i + 1]` of every column of `members`.
+    Element i of every column of `columns` describes call i; the members of call i are the elements
+    `bounds[i]` to `bounds[i + 1]` of every column of `members`.
     """
 
     columns: dict[str, EventColumn]
-    """graph, name, kind, group (index into the groups), sequence, start_us, end_us, and of its
-    first member element_count, dtype (index into the names), peer."""
+    """Columns of the calls: graph, name, kind, group (index into the groups), sequence, start_us,
+    end_us, and of the call's first member element_count, dtype (index into the names), peer.
+    """
     bounds: EventColumn
     members: dict[str, EventColumn]
-    """rank, start_us, end_us, position, end_position (OPEN_END_POSITION for those that wait),
-    stream, stall_us, peer."""
+    """Columns of the members: rank, start_us, end_us, position, end_position (OPEN_END_POSITION for
+    members that still wait), stream, stall_us, peer.
+    """
     missing: Mapping[int, tuple[int, ...]]
-    """Ranks that should have taken part and did not, by call; without complete calls."""
+    """Ranks that should have taken part in a call and did not; complete calls have no entry."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
     def locate_members(self, calls: EventColumn) -> tuple[EventColumn, EventColumn]:
-        """Return how many members each of these calls has, and the places of all of them."""
+        """Return the number of members of each of these calls, and the positions of all members."""
         starts = self.bounds[calls]
         counts = self.bounds[calls + 1] - starts
         shifts = np.repeat(starts - (np.cumsum(counts) - counts), counts)
@@ -270,13 +281,16 @@ class GlobalOrder:
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, EventColumn]
-    """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
-    stream, position (in the program of the rank; of a call, that of its first member)."""
+    """Columns with one element per line: call (-1 for an operator), graph, name, rank, start_us,
+    end_us, stream, position (in the program of the rank; for a call, of its first member).
+    """
     calls: OrderedCalls
     findings: tuple[Finding, ...]
     skews: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Microseconds added to the last times of each clock whose ranks left their collectives before
-    or after the others; without clocks that needed no correction."""
+    """Correction in microseconds by clock, which was added to the last times of that clock, because
+    its ranks left their collectives before or after the others. Clocks without a correction have no
+    entry.
+    """
     attempt: int = 0
     """Number of the attempt that ran the iteration."""
 
@@ -284,7 +298,7 @@ class GlobalOrder:
         return len(self.columns["call"])
 
     def entries(self, first_position: int = 0) -> Iterator[OrderEntry]:
-        """Yield the lines in order, with positions from `first_position` on."""
+        """Yield the lines in order, numbered from `first_position` on."""
         columns = (self.columns[column].tolist() for column in _LINE_FIELDS)
         lines: Iterable[tuple[int, ...]] = zip(*columns, strict=True)
         for position, line in enumerate(lines, first_position):
@@ -308,7 +322,7 @@ class GlobalOrder:
         )
 
     def call_entry(self, position: int, call: int) -> OrderEntry:
-        """Return the line of one call."""
+        """Return the line of one call at a position of the order."""
         low, high = self.calls.bounds[call : call + 2]
         members = self.calls.members
         graph, name, kind, group, sequence, start, end, elements, dtype, peer = (

@@ -1,8 +1,9 @@
-"""State of a coordinator that outlives its process: rows of agents, jobs and findings, and the
-SQLite file that holds them. A later row of the same key replaces an earlier one.
+"""State of a coordinator, which is kept on disk when the process ends: rows of agents, jobs and
+findings, and the SQLite file with its tables and migrations. A later row with the same key replaces
+an earlier one.
 
-A row with the number of its report counts after a restart only when that report was
-acknowledged: the agent resends the others, in their order.
+A row with a report number counts after a restart only if that report was acknowledged, because the
+agent resends all others, in their order.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from rankdumpd.server import state_files
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent, with the reports that it need not send again."""
+    """An agent, with the number up to which it need not send items again."""
 
     agent_id: str
     host: str
     acknowledged: int
     heard_us: int
-    """Microseconds since the epoch, as all times here."""
+    """Time of the last report in microseconds since the epoch; all times of rows are in
+    this unit.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job, with its trees."""
+    """A job, with the roots of its trees."""
 
     job_id: str
     roots: tuple[str, ...]
@@ -50,13 +53,15 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatusRow:
-    """Status of a session."""
+    """Status of a session, with the agent and the reports that it came from."""
 
     status: SessionStatus
     agent_id: str
     sequence: int
     first: int
-    """Number of that agent's first report on it; `sequence` is the last one."""
+    """Number of the agent's first report on the session; `sequence` is the number of
+    its last one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeoutsRow:
-    """Timeouts that a rank reported."""
+    """Timeout limits that a rank has reported."""
 
     job_id: str
     rank: int
@@ -83,30 +88,32 @@ class PublishedIterationRow:
 
     job_id: str
     run: int
-    """A run has one process of each rank at most: a restarted rank counts its iterations anew."""
+    """Number of the run. A run has at most one process of each rank, because a restarted rank
+    counts its iterations from the beginning.
+    """
     iteration: int
     events: int
     finished: tuple[int, ...] | None
-    """Ranks that had finished it; None when all had."""
+    """Ranks that had finished the iteration; None if all ranks had."""
     positions: Mapping[int, int]
-    """Positions of the other ranks that had begun it."""
+    """Last positions of the other ranks that had begun the iteration."""
     start: int = 0
     """Number of restarts of most of these ranks."""
     starts: Mapping[int, int] = field(default_factory=dict[int, int])
-    """The same of the others."""
+    """Number of restarts of each rank for which it differs from `start`."""
 
     def start_of(self, rank: int) -> int:
-        """Return the number of restarts of a rank in it."""
+        """Return how often a rank had been restarted before this iteration."""
         return self.starts.get(rank, self.start)
 
     def has_rank(self, rank: int) -> bool:
-        """Return whether events of a rank are in it, or came too late for it."""
+        """Return whether events of a rank are in the iteration, or arrived too late for it."""
         return self.finished is None or rank in self.finished or rank in self.positions
 
 
 @dataclass(frozen=True, slots=True)
 class LateEventsRow:
-    """Events of a rank that came too late for their iteration."""
+    """Number of events of a rank that arrived too late for their iteration."""
 
     job_id: str
     run: int
@@ -126,12 +133,12 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class JobResultRow:
-    """State of a job after its latest published iteration."""
+    """State of a job after the latest publication of an iteration."""
 
     job_id: str
     offsets: PublishedOffsets | None
     hint_state: str
-    """JSON text."""
+    """Hint state as JSON text."""
     more_findings: int
 
 
@@ -149,7 +156,9 @@ StateRow: TypeAlias = (
 
 
 MAX_LOADED_BALANCES = 200_000
-"""The newest of all jobs; older ones stay on disk."""
+"""Largest number of balances that are loaded, the newest ones of all jobs; older ones
+stay on disk.
+"""
 
 RowValues: TypeAlias = tuple[Any, ...]
 
@@ -162,7 +171,7 @@ class RowTable:
     read: str
     to_values: Callable[[Any], RowValues]
     from_values: Callable[[RowValues], StateRow]
-    """ValueError when a value is not of its field's type."""
+    """Converts values of the columns; ValueError when a value has not the type of its field."""
 
 
 def _make_table(
@@ -174,10 +183,11 @@ def _make_table(
     copied: tuple[str, ...] = (),
     source: str = "",
 ) -> RowTable:
-    """Return the table of a kind of row: a column for each field, in JSON but for str and int.
+    """Return the table for a kind of row, with a column for each field; values are JSON unless they
+    are str or int.
 
     Columns have the names of the fields, or those in `column_names`. Fields of the status that are
-    `copied` have columns too. Rows are read from `source`, by default the table.
+    `copied` have columns, too. Rows are read from `source`, by default the table.
     """
     hints = get_type_hints(kind)
     columns = [column_names.get(name, name) for name in hints]
@@ -238,16 +248,16 @@ ROW_TABLES: Mapping[type[StateRow], RowTable] = {
     ),
     JobResultRow: _make_table(JobResultRow, "settled", "job_id", column_names={"offsets": "book"}),
 }
-"""By the kind of row; agents first, and what others build upon before them."""
+"""Tables by kind of row: agents first, and every table after those that it depends on."""
 
 
 STATE_TABLES_VERSION = 3
-"""Version of the tables below, stored as `user_version` of the file."""
+"""Version of the tables below, stored in the file's `user_version`."""
 STATE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS agents (
     agent_id TEXT PRIMARY KEY,
     host TEXT NOT NULL,
-    acknowledged INTEGER NOT NULL,   -- it may have forgotten every item up to here
+    acknowledged INTEGER NOT NULL,   -- the agent may have forgotten all items up to it
     heard_us INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS jobs (
@@ -262,9 +272,9 @@ CREATE TABLE IF NOT EXISTS published (
     iteration INTEGER NOT NULL,
     events INTEGER NOT NULL,         -- 0: its order could not be written
     finished TEXT NOT NULL,          -- JSON list of ranks, or null for all
-    positions TEXT NOT NULL,         -- JSON: of other ranks the last position that was there
-    start INTEGER NOT NULL,          -- how often most of these ranks had started over
-    starts TEXT NOT NULL,            -- JSON: the same of the others
+    positions TEXT NOT NULL,         -- JSON: last position of each other rank
+    start INTEGER NOT NULL,          -- number of restarts of most of these ranks
+    starts TEXT NOT NULL,            -- JSON: number of restarts of each other rank
     PRIMARY KEY (job_id, run, iteration)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS late (
@@ -276,13 +286,13 @@ CREATE TABLE IF NOT EXISTS late (
     PRIMARY KEY (job_id, run, iteration, rank)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions (
-    number INTEGER PRIMARY KEY,      -- in the order in which they began
+    number INTEGER PRIMARY KEY,      -- sessions in the order of their beginning
     session_id TEXT NOT NULL UNIQUE,
     job_id TEXT NOT NULL,
     status TEXT NOT NULL,            -- JSON
-    agent_id TEXT NOT NULL,          -- who said it last, and in which report
-    sequence INTEGER NOT NULL,
-    first INTEGER NOT NULL           -- in which report that agent said it first
+    agent_id TEXT NOT NULL,          -- agent of the last report on the session
+    sequence INTEGER NOT NULL,       -- number of that report
+    first INTEGER NOT NULL           -- number of that agent's first report on it
 );
 CREATE TABLE IF NOT EXISTS balances (
     number INTEGER PRIMARY KEY,
@@ -309,13 +319,14 @@ CREATE TABLE IF NOT EXISTS findings (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settled (
     job_id TEXT PRIMARY KEY,
-    book TEXT NOT NULL,              -- JSON, or null before anything was written
+    book TEXT NOT NULL,              -- JSON of the offsets, or null before the first order
     hint_state TEXT NOT NULL,        -- JSON of the hints
     more_findings INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 STATE_MIGRATIONS = {
-    # As a rule all ranks of a job start over together; then the run is the number of starts.
+    # Usually all ranks of a job are restarted together, and then the run equals the number of
+    # restarts.
     1: """
 ALTER TABLE published ADD COLUMN start INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE published ADD COLUMN starts TEXT NOT NULL DEFAULT '{}';
@@ -326,7 +337,7 @@ ALTER TABLE sessions ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
 UPDATE sessions SET first = sequence;
 """,
 }
-"""Statements that migrate the tables of each earlier version to the next one."""
+"""Statements that migrate the tables of each earlier version to the next version."""
 JOB_TABLES: tuple[str, ...] = (
     "jobs",
     "published",
@@ -337,7 +348,7 @@ JOB_TABLES: tuple[str, ...] = (
     "findings",
     "settled",
 )
-"""Tables with rows of jobs, each with a column `job_id`."""
+"""Tables with rows of jobs; each has a column `job_id`."""
 
 
 _STATE_DIR_KEY = "coordinator.state_dir"
@@ -347,7 +358,7 @@ class CoordinatorState:
     """State file of a coordinator; for one thread at a time."""
 
     def __init__(self, state_dir: Path) -> None:
-        # No other coordinator may publish into the same files.
+        # With this lock, no other coordinator can publish into the same files.
         self._lock_fd = state_files.lock_state_folder(
             state_dir, "coordinator.lock", _STATE_DIR_KEY, "coordinator"
         )
@@ -366,7 +377,7 @@ class CoordinatorState:
             self._lock_fd = -1
 
     def rows(self) -> Iterator[StateRow]:
-        """Yield all rows, agents first, and each row after those that it depends on.
+        """Yield all rows: agents first, and every row after the rows that it depends on.
 
         CorruptedError when the file is damaged.
         """
@@ -390,7 +401,7 @@ class CoordinatorState:
         values: list[RowValues] = [(job_id,)]
         self._change([(f"DELETE FROM {table} WHERE job_id = ?", values) for table in JOB_TABLES])
         with _map_sqlite_errors(self.path):
-            # `executescript` runs all steps of the pragma; each step frees one page.
+            # `executescript` runs all steps of the pragma, each of which frees one page.
             self._connection.executescript(
                 "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
             )
@@ -402,7 +413,7 @@ class CoordinatorState:
 
     @property
     def size_bytes(self) -> int:
-        """Disk space of all rows."""
+        """Bytes of all rows on disk."""
         ((size,),) = self._connection.execute(
             "SELECT (c.page_count - f.freelist_count) * s.page_size"
             " FROM pragma_page_count c, pragma_freelist_count f, pragma_page_size s"
@@ -410,11 +421,11 @@ class CoordinatorState:
         return size
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, or migrate those of an earlier version."""
+        """Create the tables, or migrate the tables of an earlier version."""
         # Set before the first table is created, so that removing a job frees its pages.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
-        # Acknowledged items must survive a power loss: agents delete them.
+        # Acknowledged items must survive a power loss, because agents delete them.
         connection.execute("PRAGMA synchronous = FULL")
         state_files.migrate_tables(
             connection,

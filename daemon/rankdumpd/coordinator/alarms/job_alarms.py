@@ -1,6 +1,7 @@
 """Alarms that the coordinator itself finds: waits in calls past half of their timeout, which freeze
-the job while it hangs, and outliers among peers in the numbers of one step, as its loss or a norm.
-No I/O; the owner holds the lock, and the decisions are pure functions.
+the job while it hangs, and outliers among the ranks of a job: ranks whose number in a step, such as
+the loss or a norm, is far above those of all others. No I/O; the owner holds the lock, and the
+decisions are pure functions.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from rankdumpd.coordinator.hints.open_waits import find_rank_waits
 from rankdumpd.coordinator.hints.rank_warnings import HALF_SHARE, describe_limit
 
 MIN_PEERS = 4
-"""Fewest other ranks that a number is compared with."""
+"""Smallest number of other ranks that a number is compared with."""
 MAX_STEPS = 32
-"""Iterations of a job whose numbers are kept."""
+"""Largest number of iterations of a job whose numbers are kept."""
 MAX_NUMBERS = 1 << 18
-"""Numbers of a job that are kept."""
+"""Largest number of numbers that are kept for a job."""
 MAX_OUTLIERS = 1024
-"""Outliers of a job that are remembered."""
+"""Largest number of outliers that are remembered for a job."""
 _MAX_CANDIDATES = 8
-"""Highest numbers that are compared with all others."""
+"""Number of highest values that are tested as outliers."""
 
 _NumbersByName = dict[str, dict[int, float]]
-"""Number of each rank, by name."""
+"""Number of each rank, by the name of the number."""
 
 
 def find_outliers(numbers: Mapping[int, float]) -> list[int]:
-    """Return the ranks whose number is far above those of all others, the highest first.
+    """Return the ranks whose number is far above those of all other ranks, the highest first.
 
     >>> find_outliers({0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 40.0}), find_outliers({0: 1.0, 1: 40.0})
     ([4], [])
@@ -44,7 +45,7 @@ def find_outliers(numbers: Mapping[int, float]) -> list[int]:
     known = {rank: each for rank, each in numbers.items() if each > 0 and isfinite(each)}
     if len(known) <= MIN_PEERS:
         return []
-    # Few numbers can be so far above the middle: the others need no comparison with each.
+    # Only few numbers can be that far above the median, so only the highest ones are tested.
     middle = median(map(log, known.values()))
     highest = sorted(known, key=lambda rank: -known[rank])[:_MAX_CANDIDATES]
     return [
@@ -58,22 +59,23 @@ def find_outliers(numbers: Mapping[int, float]) -> list[int]:
 
 
 class PeerSteps:
-    """The latest numbers of the ranks of one job."""
+    """The latest numbers of all ranks of one job."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._attempt = 0
         self._steps: dict[int, _NumbersByName] = {}
-        """By iteration, the latest last."""
+        """Numbers by iteration, the latest last."""
         self._count = 0
         self._changed: set[int] = set()
         """Iterations with numbers that were not compared yet."""
         self._outliers: dict[tuple[int, str], tuple[int, bool]] = {}
-        """By rank and name: the iteration in which an outlier was found or ended, and whether it is
-        one still."""
+        """By rank and name: the iteration in which an outlier was found or has ended, and whether
+        it still is an outlier.
+        """
 
     def add(self, step: RankStep) -> None:
-        """Add the numbers of a step; those of an earlier attempt are ignored."""
+        """Add the numbers of a step; steps of earlier attempts are ignored."""
         if step.attempt > self._attempt:
             self._steps, self._count, self._attempt = {}, 0, step.attempt
             self._changed, self._outliers = set(), {}
@@ -110,7 +112,7 @@ class PeerSteps:
         return cause and JobFreeze(self._job_id, self._attempt, iteration, cause)
 
     def _note_outlier(self, rank: int, name: str, iteration: int) -> bool:
-        """Remember an outlier; return whether it is new, or had ended before."""
+        """Remember an outlier; return whether it is new or had ended."""
         before, was_outlier = self._outliers.get((rank, name), (-1, False))
         if was_outlier or iteration <= before:
             return False
@@ -122,7 +124,7 @@ class PeerSteps:
     def _end_outliers(
         self, name: str, numbers: Mapping[int, float], outliers: list[int], iteration: int
     ) -> None:
-        """Mark earlier outliers as ended whose ranks have a usual number in this iteration."""
+        """Mark earlier outliers as ended if their ranks have a usual number in this iteration."""
         for (rank, known), (before, is_outlier) in self._outliers.items():
             has_number = known == name and rank in numbers and rank not in outliers
             if has_number and is_outlier and before < iteration:
@@ -149,9 +151,9 @@ def _make_cause(
 def find_wait_alarms(
     view: IterationView, hints: Iterable[TimeoutHint], now_us: int
 ) -> Iterator[JobFreeze]:
-    """Yield a freeze for each open wait of an iteration that is certain to be so long.
+    """Yield a freeze for each open wait of an iteration that is known to have passed that limit.
 
-    A wait grows and its text with it, but it is one freeze: that of its iteration.
+    While a wait goes on, its text changes, but it counts as one freeze of its iteration.
     """
     long = [hint for hint in hints if _is_long(hint)]
     waits = find_rank_waits(view, now_us) if long else ()
@@ -167,7 +169,9 @@ def _is_long(hint: TimeoutHint) -> bool:
 
 
 def describe_long_wait(hint: TimeoutHint, waits: Sequence[RankWait]) -> str:
-    """Return the call, who has arrived in it and who has not, since when, and its limit."""
+    """Return a sentence with the call, who has arrived and who has not, since when, and
+    the limit.
+    """
     call = hint.group, hint.sequence, hint.kind
     own = [each for each in waits if (each.group, each.sequence, each.kind) == call]
     arrived = sorted({each.rank for each in own} | {hint.first_rank})

@@ -1,8 +1,8 @@
-"""Freezes of one job over all its agents: the first one is handed to each of them. No I/O, and the
-clock is an argument; the owner holds the lock.
+"""Freezes of one job on all its agents: the first freeze is relayed to each agent. No I/O; the
+clock is an argument, and the owner holds the lock.
 
-Nothing is stored: agents report what they have frozen for a minute, also to a coordinator that was
-restarted meanwhile.
+Nothing is stored: agents report for a minute what they have frozen, so a coordinator that is
+restarted in this time learns it again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from rankdump._wire.black_box_messages import (
 )
 
 RELAYED_S = 60.0
-"""Time for which a freeze is handed to the agents of its job."""
+"""Seconds for which a freeze is relayed to the agents of its job."""
 MAX_KNOWN_FREEZES = 64
-"""Freezes of a job that are remembered: none of them begins again."""
+"""Largest number of freezes that a job remembers; a remembered freeze does not begin again."""
 ANSWER_TIME_S = 1.5
-"""An agent that reports once a second has heard of a freeze after this time, and has reported it;
-one that has not is named."""
+"""Seconds within which an agent that reports once a second has received a freeze and reported it;
+an agent that has not is named in the result.
+"""
 REACH_INTERVAL_S = 0.5
-"""Time between two looks at which agents have frozen their ranks."""
+"""Seconds between two checks which agents have frozen their ranks."""
 
 FreezeKey = tuple[str, int, int]
-"""Job, attempt and iteration."""
+"""Job id, attempt and iteration of a freeze."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,11 +51,12 @@ def begins_freeze(
     current: Sequence[JobFreeze],
     seen: Collection[FreezeKey],
 ) -> bool:
-    """Return whether a freeze is a new one, which all agents of the job are to join.
+    """Return whether a freeze is a new one that all agents of the job should join.
 
-    `known` has the keys of all freezes so far, `current` those that are handed on now, the latest
-    last, and `seen` the keys that the finder of this one knew. A freeze that was found without
-    knowing the current one of its attempt is a part of that one, which its agent joins.
+    `known` contains the keys of all freezes so far, `current` the freezes that are being relayed,
+    the latest last, and `seen` the keys that the finder of `freeze` knew. If the finder did not
+    know the current freeze of its attempt, `freeze` is a part of that one, which the finder will
+    join.
     """
     if freeze.key in known:
         return False
@@ -67,18 +69,19 @@ class AgentRanks(NamedTuple):
 
     host: str
     ranks: tuple[int, ...]
-    """Those whose sessions have not ended."""
+    """Ranks whose sessions have not ended."""
     silence: str
-    """A sentence on an agent that does not report; empty for one that does."""
+    """Sentence on an agent that does not report; empty for an agent that does."""
 
 
 def measure_reach(
     agents: Mapping[str, AgentRanks], answers: Mapping[str, str], *, is_due: bool
 ) -> FreezeReach:
-    """Return how far a freeze has come.
+    """Return which agents a freeze has reached.
 
-    `answers` has for each agent that has reported it why it has not frozen its ranks, or an empty
-    text. Agents that have not are named when all have answered, or `is_due`.
+    `answers` contains, for each agent that has reported the freeze, why it has not frozen its
+    ranks, or an empty text. Agents that have not frozen their ranks are named once all agents have
+    answered, or if `is_due`.
     """
     late = {name: agent for name, agent in agents.items() if answers.get(name, "late")}
     is_due = is_due or answers.keys() >= late.keys()
@@ -95,29 +98,31 @@ def measure_reach(
 
 @dataclass(slots=True)
 class _KnownFreeze:
-    """One freeze of the job, and what agents have reported of it."""
+    """One freeze of the job, with the answers of agents."""
 
     freeze: JobFreeze
     since_s: float
     answers: dict[str, str] = field(default_factory=dict[str, str])
-    """By agent: why it has not frozen its ranks; empty when it has."""
+    """For each agent, why it has not frozen its ranks; empty if it has."""
     reach: FreezeReach = field(default_factory=FreezeReach)
     reach_s: float = float("-inf")
-    """When the reach was measured."""
+    """Time at which `reach` was measured."""
     later: list[FrozenCause] = field(default_factory=list[FrozenCause])
-    """Causes that the coordinator has found since."""
+    """Causes that the coordinator has found since the freeze began."""
 
     def has_cause(self, cause: FrozenCause) -> bool:
-        """Return whether a cause is one of this freeze, at any time."""
+        """Return whether a cause is among the causes of this freeze, at whatever time
+        it was found.
+        """
         return any(each.subject == cause.subject for each in (self.freeze.cause, *self.later))
 
 
 class JobFreezes:
-    """The freezes of one job."""
+    """All known freezes of one job."""
 
     def __init__(self) -> None:
         self._known: dict[FreezeKey, _KnownFreeze] = {}
-        """The latest last."""
+        """Freezes by key, the latest last."""
 
     def add_reported(self, agent_id: str, freezes: Sequence[JobFreeze], *, now_s: float) -> None:
         """Add the freezes of this job that an agent reports."""
@@ -128,14 +133,14 @@ class JobFreezes:
                 self._known[freeze.key].answers[agent_id] = freeze.refusal
 
     def add(self, freeze: JobFreeze, *, now_s: float, seen: Collection[FreezeKey] = ()) -> bool:
-        """Add a freeze; return whether it is a new one, as `begins_freeze` says."""
+        """Add a freeze; return whether it is a new one, as `begins_freeze` decides."""
         current = [each.freeze for each in self._iter_current(now_s)]
         if not begins_freeze(freeze, self._known, current, seen):
             return False
         self._known[freeze.key] = _KnownFreeze(freeze, now_s)
         while len(self._known) > MAX_KNOWN_FREEZES:
             del self._known[next(iter(self._known))]
-        # The agents log it as a warning.
+        # Logged as information only, because the agents log it as a warning.
         _logger.info(
             "job %s: its black boxes are frozen on all hosts: %s",
             freeze.job_id,
@@ -145,10 +150,10 @@ class JobFreezes:
         return True
 
     def add_alarm(self, freeze: JobFreeze, *, now_s: float) -> bool:
-        """Add a freeze that the coordinator itself found; return whether it is one of its own.
+        """Add a freeze that the coordinator itself found; return whether it begins a new freeze.
 
-        Otherwise its cause is a later one of the freeze that is handed on now. An alarm that goes
-        on is found again and again, and counts once.
+        Otherwise its cause becomes a later cause of the freeze that is being relayed. An alarm that
+        goes on is found again and again, and counts once.
         """
         own = [e for e in self._known.values() if e.freeze.attempt == freeze.attempt]
         if any(each.has_cause(freeze.cause) for each in own):
@@ -161,19 +166,19 @@ class JobFreezes:
         return False
 
     def request(self, freeze: JobFreeze, *, now_s: float) -> None:
-        """Add a freeze that people ask for, beside those that are handed on now."""
+        """Add a freeze that a person asked for, besides the freezes that are being relayed."""
         current = [each.freeze.key for each in self._iter_current(now_s)]
         self.add(freeze, now_s=now_s, seen=current)
 
     def find_reach(self, key: FreezeKey) -> FreezeReach:
-        """Return how far a freeze has come; nowhere, if it is not known."""
+        """Return which agents a freeze has reached; an empty reach for an unknown freeze."""
         known = self._known.get(key)
         return known.reach if known else FreezeReach()
 
     def list_relayed(
         self, list_agents: Callable[[int], Mapping[str, AgentRanks]], *, now_s: float
     ) -> tuple[RelayedFreeze, ...]:
-        """Return the freezes that the agents of the job are to join, the earliest first.
+        """Return the freezes that the agents of the job should join, the earliest first.
 
         `list_agents` returns the agents with ranks of an attempt.
         """
