@@ -1,9 +1,9 @@
-"""Assessment of a wait: its limit, the share it used, the spread expected by the last iteration,
-and the exact settings that allow for it. Pure.
+"""Assessment of a wait: its limit, the share of the limit that it used, the spread expected in the
+last iteration, and the exact settings that allow for it. Pure.
 
-Every limit that would end the job is raised to twice the expected wait, rounded as the runtime
-rounds it, and in the order that HCCL requires: the limits of the event and of the watchdog above
-that of execution.
+Every limit that would end the job is raised to twice the expected wait and rounded as the runtime
+rounds it. The limits keep the order that HCCL requires: those of the event and of the watchdog are
+above the execution limit.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ NO_LAST_ITERATION = -1
 _CLAUSE_SEPARATOR = "; "
 _SETTINGS_CLAUSE = "the suggested settings allow twice the expected wait"
 _MIN_ITERATIONS = 5
-"""Fewest iterations that a trend is fitted to."""
+"""Smallest number of iterations that a trend is fitted to."""
 _MIN_SLOPE_ERRORS = 4.0
-"""A slope counts when it exceeds its own standard error by this factor."""
+"""A slope counts as a rise if it exceeds its own standard error by this factor."""
 _MIN_RISE_SHARE = 0.1
-"""A slope counts when it raised the spread by at least this share of its mean."""
+"""A slope counts as a rise if it raised the spread by at least this share of the mean spread."""
 _MAX_ITERATION = (1 << 63) - 1
-"""Largest signed 64-bit number: no job reaches an iteration beyond it."""
+"""Largest signed 64-bit number; no job reaches an iteration beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTrend:
-    """A straight line through the spreads of a group."""
+    """A straight line through the spreads of a process group."""
 
     slope_us: float
-    """Per iteration."""
+    """Rise in microseconds per iteration."""
     start_us: float
-    """At iteration 0."""
+    """Spread in microseconds at iteration 0."""
 
     def spread_at(self, iteration: int) -> int:
-        """Return the spread expected in an iteration."""
+        """Return the spread in microseconds that is expected in an iteration."""
         return min(max(0, round(self.start_us + self.slope_us * iteration)), _MAX_ITERATION)
 
     def find_iteration_reaching(self, spread_us: float) -> int:
-        """Return the first iteration with at least that spread."""
+        """Return the first iteration with at least this spread."""
         return max(0, int(np.ceil((spread_us - self.start_us) / self.slope_us)))
 
 
 def fit_spread_trend(history: Sequence[tuple[int, int]]) -> SpreadTrend | None:
-    """Return the line through the spreads of iterations; None unless they clearly rise."""
+    """Return the line through the spreads of iterations; None unless the spreads clearly rise."""
     if len(history) < _MIN_ITERATIONS:
         return None
     iterations: EventColumn = np.array([iteration for iteration, _ in history], dtype="f8")
@@ -98,7 +98,9 @@ def fit_spread_trend(history: Sequence[tuple[int, int]]) -> SpreadTrend | None:
 
 
 def find_last_selected_iteration(selections: Iterable[str]) -> int:
-    """Return the last iteration that any plan selects; NO_LAST_ITERATION when there is none."""
+    """Return the last iteration that any plan selects; NO_LAST_ITERATION if the plans
+    have no end.
+    """
     last = NO_LAST_ITERATION
     for text in set(selections):
         iterations = parse_iterations(text)
@@ -117,7 +119,9 @@ _SETTING_FORMS = {
     GroupScope.WORLD.value: "init_process_group(..., timeout=timedelta(seconds={seconds}))",
     GroupScope.PART.value: "new_group(..., timeout=timedelta(seconds={seconds}))",
 }
-"""How limits are set, in the order in which they are listed; other limits come after them."""
+"""Text that sets each limit, in the order in which the settings are listed; other limits come after
+these.
+"""
 _OTHER_FORM = "{name}={seconds}"
 _MILLISECOND_FORM = "NPURunConfig(..., {name}={seconds}000)"
 _MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
@@ -126,7 +130,7 @@ _MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
 
 @dataclass(frozen=True, slots=True)
 class SettingsAdvice:
-    """Lines to set, and a remark where they do not suffice."""
+    """Settings to change, and a remark where they do not suffice."""
 
     settings: tuple[str, ...] = ()
     remark: str = ""
@@ -135,7 +139,9 @@ class SettingsAdvice:
 def advise_settings(
     limits: ProcessGroupLimits, sequence: int, *, limit_us: int, expected_us: int
 ) -> SettingsAdvice:
-    """Return the settings that allow for a wait of `expected_us` under the limit it approaches."""
+    """Return the settings that allow for a wait of `expected_us` where the limit `limit_us` is
+    near.
+    """
     need_us = find_next_step(expected_us / limit_us) * limit_us
     target_s = ceil(_SAFETY_FACTOR * need_us / SECOND_US)
     raised = _RaisedLimits(limits, sequence, target_s)
@@ -157,9 +163,9 @@ class _RaisedLimits:
         self.remark = self._build_remark()
 
     def list_settings(self) -> Iterator[str]:
-        """Yield what sets each limit that is too low."""
+        """Yield a setting for each limit that is too low."""
         if self._aiv and self._exec_s > MAX_HCCL_AIV_S:
-            # No device has AIV as its default mode.
+            # No device uses AIV mode by default, so without this variable AIV mode is off.
             yield "unset HCCL_OP_EXPANSION_MODE"
         for name in dict.fromkeys((*_SETTING_FORMS, *self._lowest_us)):
             least_s, seconds = self._raise_limit(name)
@@ -168,7 +174,9 @@ class _RaisedLimits:
                 yield _SETTING_FORMS.get(name, other).format(name=name, seconds=seconds)
 
     def _raise_limit(self, name: str) -> tuple[int, int]:
-        """Return what a limit has to be at least, and what it is raised to if it is less."""
+        """Return the lowest value in seconds that a limit must have, and the value to raise it to
+        if it is lower.
+        """
         if name in (HCCL_EXEC, HCCL_SESSION_EXEC):
             return self._exec_s, self._exec_s
         if name == HCCL_CONNECT:
@@ -205,7 +213,7 @@ class _RaisedLimits:
 
 @dataclass(frozen=True, slots=True)
 class GroupWait:
-    """A wait to be assessed, with its description."""
+    """A wait that is to be assessed, with its description."""
 
     group: ProcessGroup
     widest: WidestSpread
@@ -215,7 +223,7 @@ class GroupWait:
 
 
 def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
-    """Return a hint for every group of several members, the nearest to its limit first."""
+    """Return a hint for every group with several members, the one nearest to its limit first."""
     hints: list[TimeoutHint] = []
     for group, history in state.groups.items():
         if len(group.ranks) == 1:
@@ -228,7 +236,7 @@ def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
 
 
 def list_group_members(group: ProcessGroup, history: GroupSpreadHistory) -> tuple[int, ...]:
-    """Return the ranks of a group; if no rank declared it, those of its known spreads."""
+    """Return the ranks of a group; if no rank has declared them, the ranks of its known spreads."""
     if group.ranks:
         return group.ranks
     seen = [each for each in (history.first, history.widest) if each]
@@ -274,7 +282,9 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
 
 
 def withdraw_settings(hint: TimeoutHint) -> TimeoutHint:
-    """Return a hint without its suggested settings and the clause about them in its reason."""
+    """Return a hint without its suggested settings and without the clause about them in
+    its reason.
+    """
     clauses = hint.reason.split(_CLAUSE_SEPARATOR)
     kept = (clause for clause in clauses if clause != _SETTINGS_CLAUSE)
     return replace(hint, settings=(), reason=_CLAUSE_SEPARATOR.join(kept))
@@ -283,7 +293,9 @@ def withdraw_settings(hint: TimeoutHint) -> TimeoutHint:
 def _find_nearest_wait(
     group: ProcessGroup, history: GroupSpreadHistory, limits: ProcessGroupLimits
 ) -> GroupWait | None:
-    """Return the wait with the largest share of its limit: the widest or the first one."""
+    """Return the wait with the largest share of its limit, among the widest spread and the first
+    one.
+    """
     known = [each for each in (history.widest, history.first) if each is not None]
     if not known:
         return None
@@ -319,7 +331,7 @@ def _describe_wait(group: ProcessGroup, widest: WidestSpread) -> str:
 
 
 def describe_hint_call(group: str, widest: WidestSpread) -> str:
-    """Return the kind, name, number, group and iteration of the call of a spread."""
+    """Return the kind, name, sequence number, group and iteration of the call that had a spread."""
     where = f"number {widest.sequence} of group {group!r} in iteration {widest.iteration}"
     return f"{widest.kind} {widest.name!r}, {where}"
 

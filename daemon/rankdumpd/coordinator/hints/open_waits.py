@@ -1,7 +1,7 @@
 """Open waits: calls that have begun while a member has not arrived, the part of the wait that is
 certain, and the causes that a longer timeout does not cure: a deadlock, members that call different
-operations, a rank that has ended. Pure. An absence is claimed only up to the time that the rank has
-reported.
+operations, a rank that has ended. Pure. An absence is claimed only up to the time up to which the
+rank has reported.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ from rankdumpd.coordinator.hints.spread_history import HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import collect_group_limits
 
 FRESH_REPORT_US = 10_000_000
-"""A rank whose last report is no older counts as current: agents report once a second."""
+"""A rank counts as current if its last report is at most this old, in microseconds; agents report
+once a second.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitClaim:
-    """How long a call is known to have waited for one rank."""
+    """The time for which a call is known to have waited for one rank."""
 
     rank: int
     known_us: int
     reason: str = ""
-    """Why it may be longer; empty when the reports of the rank are current."""
+    """Why the wait may be longer; empty when the reports of the rank are current."""
 
 
 def estimate_wait(
     rank: int, coverage: RankCoverage | None, *, start_us: int, now_us: int
 ) -> WaitClaim:
-    """Return how long a call that began at `start_us` is known to have waited for a rank."""
+    """Return for how long a call that began at `start_us` is known to have waited for a rank."""
     if coverage is None:
         return WaitClaim(rank, 0, f"rank {rank} has reported nothing so far")
     known_us = max(0, min(now_us, coverage.until_us) - start_us)
@@ -66,7 +68,8 @@ def estimate_wait(
 def select_surest_claim(claims: Sequence[WaitClaim], stuck: set[int]) -> WaitClaim:
     """Return the claim that explains a wait best.
 
-    A rank that waits elsewhere itself is named only when no other is known to be as late.
+    A rank that itself waits in another call is named only when no other rank is known to be as
+    late.
     """
     longest_us = max(claim.known_us for claim in claims)
     near = [claim for claim in claims if 2 * claim.known_us >= longest_us]
@@ -96,7 +99,9 @@ _MAX_ABSENT_RANKS = 64
 
 
 def find_rank_waits(view: IterationView, now_us: int) -> tuple[RankWait, ...]:
-    """Return the call that each rank waits in: its last event, if that is not complete."""
+    """Return the call that each rank waits in, which is the rank's last event if it is not
+    complete.
+    """
     ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
     waits: list[RankWait] = []
     for rank, calls in sorted(ranks.items()):
@@ -125,10 +130,10 @@ def find_rank_waits(view: IterationView, now_us: int) -> tuple[RankWait, ...]:
 def find_open_waits(
     view: IterationView, facts: JobFacts, now_us: int, state: HintState | None = None
 ) -> tuple[TimeoutHint, ...]:
-    """Return a hint for every group with members that wait for another one now.
+    """Return a hint for every group whose members now wait for another member.
 
-    A wait is claimed only up to the time that the late rank has reported: it may have arrived
-    since. `state` has the stalls of ranks without a call in this iteration.
+    A wait is claimed only up to the time up to which the late rank has reported, because the rank
+    may have arrived since. `state` has the stalls of ranks without a call in this iteration.
     """
     ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
     calls = [call for rank in ranks.values() for call in rank.iter_open_calls()]
@@ -156,7 +161,7 @@ def find_open_waits(
 
 
 def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
-    """Return the earliest call of each collective, and every message."""
+    """Return the earliest open call of each collective, and the open calls of all messages."""
     first: dict[object, _OpenCall] = {}
     for call in sorted(calls, key=lambda call: (call.start_us, call.rank)):
         ends = (call.rank, call.peer) if call.kind.other_end else None
@@ -192,16 +197,18 @@ def _build_wait(
     now_us: int,
     merged: Mapping[int, int],
 ) -> GroupWait:
-    """Return the wait of a call; `merged` has the stall of each rank at its last merged call."""
+    """Return the wait of a call; `merged` contains the stall of each rank at its last
+    merged call.
+    """
     last, spread = claim.rank, claim.known_us
     own = ranks[call.rank].find_stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
         before = ranks[last].find_stall_before(float("inf"), merged)
     at_last = view.stalls.get(last, 0)
-    # A new session starts at zero.
+    # The stall counts from zero again when a rank begins a new session.
     other = at_last - before if at_last >= before else at_last
-    # Dumping stalled both ranks; its share is the additional stall of the late one.
+    # Dumping stalled both ranks, so only the additional stall of the late rank counts.
     dumped = other - max(0, call.stall_us - own)
     widest = WidestSpread(
         iteration=view.iteration,
@@ -220,7 +227,7 @@ def _build_wait(
 
 
 def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
-    """Return a sentence on the known duration of a wait for a rank."""
+    """Return a sentence on the time for which a call is known to have waited for a rank."""
     waited = f"rank {call.rank} has waited {format_duration(claim.known_us)}"
     if not claim.reason:
         return f"{waited} for rank {claim.rank} in {where}"
@@ -230,7 +237,7 @@ def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
 
 
 class _RankCalls:
-    """The events of one rank."""
+    """The events of one rank, searched for calls."""
 
     def __init__(self, rank: int, batches: Sequence[EventColumns]) -> None:
         self._rank = rank
@@ -250,12 +257,14 @@ class _RankCalls:
                 yield self._build_open_call(batch, row)
 
     def find_last_call(self) -> _OpenCall | None:
-        """Return the open call that is the last event of this rank; None without one."""
+        """Return the open call that is the last event of this rank; None if the last
+        event is none.
+        """
         last = max((int(b.columns["position"].max(initial=0)) for b in self._batches), default=0)
         return next((call for call in self.iter_open_calls() if call.position == last), None)
 
     def _is_over(self, position: int) -> bool:
-        """Return whether the call at a position was reported again, as complete or as failed."""
+        """Return whether the call at a position was reported again as complete or as failed."""
         for batch in self._batches:
             columns = batch.columns
             own = np.flatnonzero(columns["position"] == position)
@@ -266,7 +275,7 @@ class _RankCalls:
 
     def has_started(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
         """Return whether this rank has begun its part of a call."""
-        # Newest batch first, because the call is most likely among the last events.
+        # The newest batch is searched first, because the call is most likely among the last events.
         for at in reversed(range(len(self._batches))):
             rows, places = self._index_batch(at)
             place = places.get(call.group.name)
@@ -283,7 +292,9 @@ class _RankCalls:
         return False
 
     def find_stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
-        """Return the stall at the last call before a position, or at the last merged call."""
+        """Return the stall at the last call before a position; if there is none, at the last merged
+        call.
+        """
         found = (-1, stalls.get(self._rank, 0))
         for at, batch in enumerate(self._batches):
             rows, _ = self._index_batch(at)
@@ -295,7 +306,7 @@ class _RankCalls:
         return found[1]
 
     def describe_activity(self, now_us: int) -> str:
-        """Return the predicate of a sentence on the last event of this rank."""
+        """Return the predicate of a sentence on what this rank did last."""
         ended, name = None, ""
         for batch in self._batches:
             if len(batch):
@@ -308,7 +319,9 @@ class _RankCalls:
         return f"was last seen in {name!r}, {format_duration(max(0, now_us - ended))} ago"
 
     def _index_batch(self, at: int) -> tuple[EventColumn, dict[str, int]]:
-        """Return the rows of a batch that are calls, and the places of their groups' names."""
+        """Return the rows of a batch that are calls, and the indexes of the group names in the
+        batch.
+        """
         if at not in self._calls:
             batch = self._batches[at]
             rows = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
@@ -336,18 +349,20 @@ class _RankCalls:
 
 
 MIN_STUCK_US = 5_000_000
-"""A call that ranks entered so long ago is not one that they have only started, to wait later."""
+"""Microseconds after which ranks count as waiting in a call that they have entered. Before that, an
+asynchronous call may only have been started, with the wait to follow.
+"""
 _MISMATCHES = (
     FindingKind.OPERATION_MISMATCH,
     FindingKind.SIZE_MISMATCH,
     FindingKind.DTYPE_MISMATCH,
 )
 STANDING_KINDS = (FindingKind.CYCLE, *_MISMATCHES)
-"""Findings about calls that do not end."""
+"""Kinds of findings about calls that do not end."""
 
 
 def may_be_stuck(waits: Iterable[RankWait]) -> bool:
-    """Return whether the waits may be a deadlock or a mismatch: a cheap test before a merge."""
+    """Return whether the waits may be a deadlock or a mismatch; a cheap test before a merge."""
     long = [each for each in waits if each.waited_us >= MIN_STUCK_US]
     ranks = {each.rank for each in long}
     if any(ranks.intersection(each.absent) for each in long):
@@ -359,7 +374,7 @@ def may_be_stuck(waits: Iterable[RankWait]) -> bool:
 def select_standing_findings(
     findings: Iterable[Finding], waits: Iterable[RankWait]
 ) -> tuple[Finding, ...]:
-    """Return the findings about calls that all their ranks have waited in for long."""
+    """Return the findings about calls in which all their ranks have waited for long."""
     long = {each.rank for each in waits if each.waited_us >= MIN_STUCK_US}
     return tuple(
         finding
@@ -371,7 +386,7 @@ def select_standing_findings(
 def mark_stuck_waits(
     waits: Iterable[RankWait], findings: Sequence[Finding]
 ) -> tuple[RankWait, ...]:
-    """Return the waits, with those marked that cannot end because of a finding."""
+    """Return the waits, with a mark on those that cannot end because of a finding."""
     return tuple(
         replace(each, stuck=any(_is_about_wait(finding, each) for finding in findings))
         for each in waits
@@ -390,7 +405,7 @@ def _is_about_wait(finding: Finding, wait: RankWait) -> bool:
 def explain_hint(
     hint: TimeoutHint, findings: Iterable[Finding], sessions: Mapping[int, SessionStatus]
 ) -> TimeoutHint:
-    """Return a hint with its cause in place of settings, when a longer timeout does not help."""
+    """Return a hint; if a longer timeout does not help, with the cause in place of settings."""
     cause = next((each.text for each in findings if _is_about_hint(each, hint)), "")
     late = sessions.get(hint.last_rank)
     if not cause and hint.waiting and late is not None and late.state is SessionState.CLOSED:
@@ -405,7 +420,9 @@ def explain_hint(
 
 
 def _is_about_hint(finding: Finding, hint: TimeoutHint) -> bool:
-    """Return whether a finding explains a wait that has no end, not one that is only long."""
+    """Return whether a finding explains a wait that never ends; a finding about a long wait does
+    not.
+    """
     if finding.kind not in STANDING_KINDS or finding.iteration != hint.iteration:
         return False
     if finding.kind in _MISMATCHES:

@@ -1,7 +1,7 @@
-"""Warnings that ranks print in their logs: a line for each hint whose level is not OK, and the
-wording of limits. Pure.
+"""Warnings that ranks print in their logs, one line for each hint whose level is not OK, and the
+texts that describe limits. Pure.
 
-Each text is printed once on a host. So the text of a growing wait stays the same until its share
+Each text is printed once on a host. So the text about a growing wait stays the same until its share
 reaches the next step, even if another rank then waits longest.
 """
 
@@ -17,7 +17,7 @@ from rankdump._core.units import format_duration, format_percentage
 
 
 def describe_limit(limit: TimeoutLimit, holders: str = "") -> str:
-    """Return `the 20 s limit (HCCL_EXEC_TIMEOUT)`; `holders` follows the name."""
+    """Return a text such as `the 20 s limit (HCCL_EXEC_TIMEOUT)`; `holders` follows the name."""
     return f"the {format_duration(limit.limit_us)} limit ({limit.name}{holders})"
 
 
@@ -30,7 +30,7 @@ _SHARE_STEPS = (
 
 
 def find_reached_step(share: float) -> float:
-    """Return the last step that a share has reached."""
+    """Return the last step that a share of a limit has reached."""
     return _SHARE_STEPS[bisect_right(_SHARE_STEPS, max(0.0, share)) - 1]
 
 
@@ -40,12 +40,15 @@ def find_next_step(share: float) -> float:
 
 
 _MAX_WARNINGS = 8
-"""Limit for jobs with thousands of groups; those nearest to their limits get a warning."""
+"""Largest number of warnings for a job, which may have thousands of groups; the groups nearest to
+their limits get one.
+"""
 
 WarningKey: TypeAlias = tuple[str, str, int, float]
-"""Group, state of its wait, late rank and step of the share; each gets one warning.
+"""Group, state of the wait, late rank and step of the share; there is one warning for each key.
 
-A wait that does not end has its cause in place of the group."""
+For a wait that does not end, the key has its cause in place of the group.
+"""
 _NO_WARNINGS: Mapping[WarningKey, str] = MappingProxyType({})
 
 
@@ -56,7 +59,8 @@ def build_warnings(
     causes: Iterable[str] = (),
 ) -> dict[WarningKey, str]:
     """Return a line for each cause of waits that do not end, and for each other hint whose limit is
-    half used, or will be; nearest first. `causes` are those known beside the hints.
+    half used or will be, the nearest first. `causes` contains causes that are known besides the
+    hints.
 
     A key that is in `known` keeps its text.
     """

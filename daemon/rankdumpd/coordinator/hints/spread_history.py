@@ -1,10 +1,10 @@
-"""Spread of arrivals at each call, the part of it that dumping caused, and the history of both that
-a job keeps as hint state. Pure.
+"""Spread of arrivals at each call, the part of it that dumping caused, and the history of both,
+which a job keeps as hint state. Pure.
 
 The job is modelled as a max-plus system: a rank continues after a call when the last member has
-arrived. A second timeline models the job without dumping: there a rank arrives earlier by its
-delay, which is the sum of its own stalls and of the waits they caused, and leaves a call when
-the last member would have arrived.
+arrived. A second timeline models the job without dumping. In it, a rank arrives earlier by its
+delay, which is the sum of its own stalls and of the waits that stalls caused, and leaves a call
+when the last member would have arrived.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from rankdumpd.coordinator.fleet_views import GlobalOrder
 
 @dataclass(frozen=True, slots=True)
 class CallSpread:
-    """One call: which rank waited for which, how long, and the part that dumping caused."""
+    """Spread of one call: the first and the last rank, the time between them, and the part of the
+    time that dumping caused.
+    """
 
     call: int
     first_rank: int
@@ -33,28 +35,29 @@ class CallSpread:
     spread_us: int
     dump_us: int
     arrived: bool = True
-    """Whether the last rank arrived at all."""
+    """Whether the last rank has arrived at all."""
 
 
 @dataclass(slots=True)
 class RankTimeline:
-    """State of one rank in the walk, and the delay that dumping has caused so far."""
+    """State of one rank while calls are processed, and the delay that dumping has caused so far."""
 
     stall_us: int = 0
-    """Stall at the call that it started last."""
+    """Stall in microseconds at the call that the rank started last."""
     delay_us: int = 0
     now_us: int = 0
-    """Time at which it last started a call or continued after one."""
+    """Time at which the rank last started a call or continued after one."""
     rows: Iterator[int] = field(default_factory=lambda: iter(()))
-    """Its remaining calls as rows of the members, in the order in which it started them."""
+    """Remaining calls of the rank as rows of the members, in the order in which it started them."""
     completions: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """Calls that it has not continued after: its position, the arrival of the last member, and that
-    arrival without dumping."""
+    """Calls after which the rank has not continued yet: end position, arrival of the last member,
+    and arrival of the last member without dumping.
+    """
 
     def start_call(self, start_us: int, stall_us: int) -> int:
-        """Start a call; return the time of that without dumping."""
+        """Start a call; return the time at which the rank would have started it without dumping."""
         if stall_us < self.stall_us:
-            # A new session starts at zero.
+            # The stall counts from zero again when a rank begins a new session.
             self.stall_us = self.delay_us = 0
         self.delay_us += stall_us - self.stall_us
         self.stall_us = stall_us
@@ -62,7 +65,7 @@ class RankTimeline:
         return start_us - self.delay_us
 
     def advance_to(self, position: int) -> None:
-        """Continue after all calls that were complete before that position."""
+        """Continue after all calls that were complete before a position of the program."""
         open_calls = self.completions
         open_calls.sort(reverse=True)
         while open_calls and open_calls[-1][0] < position:
@@ -77,9 +80,9 @@ def measure_call_spreads(
 ) -> Iterator[CallSpread]:
     """Yield the spread of every call in order, and advance the timelines of the ranks.
 
-    Of messages only the receiver waits: a receive has the spread to its send, a send has none.
-    Where a member is missing, the spread is the wait that is known; `stalls` has the newest
-    reported stall of each rank, from which the part of dumping follows.
+    In a message only the receiver waits: a receive has the spread to its send, and the spread of a
+    send is 0. If a member is missing, the spread is the wait that is known so far; `stalls` has the
+    newest reported stall of each rank, from which the part of dumping is computed.
     """
     walk = _SpreadWalk(order, timelines, stalls)
     for call in range(len(order.calls)):
@@ -109,7 +112,7 @@ class _SpreadWalk:
         self._stalls: list[int] = members["stall_us"].tolist()
         self._peers: list[int] = members["peer"].tolist()
         self._undumped: list[int | None] = [None] * len(self._ranks)
-        """Arrival of each member without dumping."""
+        """Arrival of each member without dumping; None before it has arrived."""
         self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         self._timelines = timelines
         by_rank = np.lexsort((members["position"], members["rank"])).tolist()
@@ -120,7 +123,7 @@ class _SpreadWalk:
             timelines.setdefault(rank, RankTimeline()).rows = iter(rows)
 
     def step(self, call: int) -> CallSpread:
-        """Advance the members of a call to it and past it; return its spread."""
+        """Advance the members of a call past the call; return the spread of the call."""
         low, high = self._bounds[call], self._bounds[call + 1]
         undumped = [self._arrive(row) for row in range(low, high)]
         kind = self._kinds[call]
@@ -137,7 +140,8 @@ class _SpreadWalk:
         missing = self._calls.missing.get(call)
         if missing:
             waited = max(0, int(self._calls.columns["end_us"][call]) - first)
-            # Of several the one with the oldest last call, because the others may wait for it.
+            # If several are missing, take the rank whose last call is oldest, because the others
+            # may wait for it.
             late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
             dumped = min(self._measure_stall(late), waited)
             return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
@@ -172,7 +176,7 @@ class _SpreadWalk:
         return CallSpread(call, rank, peer, spread, min(max(0, dumped), spread))
 
     def _arrive(self, wanted: int) -> int:
-        """Advance the rank of a member to its call; return its arrival without dumping."""
+        """Advance the rank of a member to its call; return the arrival without dumping."""
         found = self._undumped[wanted]
         if found is not None:
             return found
@@ -188,7 +192,7 @@ class _SpreadWalk:
     def _complete(self, row: int, complete_us: int, undumped_us: int) -> None:
         end, timeline = self._ends[row], self._timelines[self._ranks[row]]
         if end == self._positions[row] and not timeline.completions:
-            # The call was blocking, so the rank left it together with the others.
+            # The call blocked the rank until its end, so the rank left it together with the others.
             timeline.now_us, timeline.delay_us = complete_us, complete_us - undumped_us
         elif end < OPEN_END_POSITION:
             timeline.completions.append((end, complete_us, undumped_us))
@@ -198,12 +202,14 @@ MAX_SPREAD_HISTORY = 64
 MAX_HINT_GROUPS = 4096
 _STATE_VERSION = 1
 _MAX_SEQUENCE = (1 << 63) - 1
-"""Hints hold the number of a collective as a signed 64-bit number."""
+"""Limit of sequence numbers, because hints store the number of a collective as a signed 64-bit
+number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WidestSpread:
-    """The widest spread of a group, and its call."""
+    """The widest spread of a group, with its call."""
 
     iteration: int
     sequence: int
@@ -221,7 +227,9 @@ class GroupSpreadHistory:
     """Spreads of one group so far."""
 
     first: WidestSpread | None = None
-    """Spread of its first collective, in which the members connect; another limit applies to it."""
+    """Spread of the first collective, in which the members connect; a separate limit
+    applies to it.
+    """
     widest: WidestSpread | None = None
     """Widest spread of all later calls."""
     history: tuple[tuple[int, int], ...] = ()
@@ -233,11 +241,11 @@ class HintState:
     """Data from which the hints of a job are computed."""
 
     iteration: int = -1
-    """The iteration merged last."""
+    """The iteration that was merged last."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Stall of each rank by dumping at the start of its last call."""
+    """Stall of each rank by dumping, in microseconds, at the start of its last call."""
     delays: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Delay of each rank by dumping after its last call."""
+    """Delay of each rank by dumping, in microseconds, after its last call."""
     groups: Mapping[ProcessGroup, GroupSpreadHistory] = field(
         default_factory=dict[ProcessGroup, GroupSpreadHistory]
     )
@@ -255,7 +263,7 @@ class HintState:
 
     @staticmethod
     def from_json(text: str) -> HintState:
-        """Return the state that a text holds; CorruptedError when the text is not one."""
+        """Return the state that a text contains; CorruptedError when the text is not a state."""
         try:
             whole: Any = json.loads(text)
             if whole["version"] != _STATE_VERSION:
@@ -274,8 +282,9 @@ class HintState:
 def update_hint_state(
     state: HintState, order: GlobalOrder, stalls: Mapping[int, int] | None = None
 ) -> HintState:
-    """Return the state after one more iteration; `stalls` are the newest that ranks reported."""
-    # Collectives of iterations in between, which were not dumped, even out the delays.
+    """Return the state after one more iteration; `stalls` contains the newest reported stalls."""
+    # Between two iterations that do not follow each other, collectives that were not dumped have
+    # evened out the delays.
     follows = order.iteration - state.iteration in (0, 1)
     delays: Mapping[int, int] = state.delays if follows else {}
     timelines = {
@@ -296,7 +305,9 @@ def update_hint_state(
 def _find_widest_spreads(
     order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
 ) -> dict[tuple[ProcessGroup, bool], CallSpread]:
-    """Return the widest spreads of each group, in its first collective and after it."""
+    """Return the widest spread of each group, separately for its first collective and for later
+    calls.
+    """
     columns = order.calls.columns
     groups: list[int] = columns["group"].tolist()
     first: list[bool] = (
@@ -312,7 +323,7 @@ def _find_widest_spreads(
 
 
 _FIRST_MESSAGE_KIND = int(EventKind.SEND)
-"""This kind and all above it are messages."""
+"""The kinds from this number on are messages."""
 
 
 def _describe_spread(order: GlobalOrder, spread: CallSpread) -> WidestSpread:
@@ -341,14 +352,14 @@ def _add_spread(
 
 
 def _select_wider(known: WidestSpread | None, new: WidestSpread) -> WidestSpread:
-    """Return the wider of two spreads; the known one when they are equal."""
+    """Return the wider one of two spreads; the known one when both are equal."""
     return new if known is None or new.spread_us > known.spread_us else known
 
 
 def _limit_groups(
     groups: dict[ProcessGroup, GroupSpreadHistory],
 ) -> dict[ProcessGroup, GroupSpreadHistory]:
-    """Return at most MAX_HINT_GROUPS groups, because a job may create any number."""
+    """Return at most MAX_HINT_GROUPS groups, because a job may create any number of groups."""
     if len(groups) <= MAX_HINT_GROUPS:
         return groups
     by_spread = sorted(groups.items(), key=lambda item: _find_max_spread_us(item[1]), reverse=True)

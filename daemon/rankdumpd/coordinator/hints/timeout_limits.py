@@ -1,9 +1,9 @@
-"""Timeout limits of the members of a process group, with the source of each: torch, NCCL, and HCCL
-as its runtime rounds it. Pure.
+"""Timeout limits of the members of a process group, each with its source: torch, NCCL, and HCCL as
+its runtime rounds limits. Pure.
 
-Sources: environment variables of CANN 8 (HCCL), of torch_npu and of torch's ProcessGroupNCCL.
-The class of an Ascend device is not known here: where classes differ the smaller value is used,
-and the source text of the limit says so.
+Sources: environment variables of CANN 8 (HCCL), of torch_npu and of torch's ProcessGroupNCCL. The
+class of an Ascend device is not known here. Where classes differ, the smaller value is used, and
+the source text of the limit says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankdumpd.coordinator.fleet_views import JobFacts
 
 SECOND_US = 1_000_000
 UNLIMITED_TIMEOUT_S = 2147483647
-"""The largest limit that any of the settings accepts."""
+"""The largest limit in seconds that any of the settings accepts."""
 _MAX_SHOWN_CHARACTERS = 40
 _TRUE_TEXTS = ("1", "y", "yes", "t", "true")
 _FALSE_TEXTS = ("0", "n", "no", "f", "false")
@@ -31,24 +31,26 @@ class LimitCoverage(Enum):
 
     WAITS = "waits"
     FIRST = "first"
-    """Only the wait in the first collective of a group, in which its members connect."""
+    """The limit applies only to the wait in the first collective of a group, in which members
+    connect.
+    """
     NOTHING = "nothing"
-    """No wait for a rank: the limit is in force, but applies to something else."""
+    """The limit applies to no wait for a rank: it is in force for something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLimit:
-    """A limit, and which waits it applies to."""
+    """A limit, and the waits that it applies to."""
 
     limit: TimeoutLimit
     coverage: LimitCoverage = LimitCoverage.WAITS
     derived: bool = False
-    """The runtime computes it from another limit."""
+    """Whether the runtime computes the limit from another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutSetting:
-    """A number of seconds and its source."""
+    """A number of seconds with its source."""
 
     seconds: float
     source: str
@@ -63,7 +65,7 @@ def read_timeout_setting(
     legal: tuple[float, float],
     whole: bool = True,
 ) -> TimeoutSetting:
-    """Return the value of a variable, or its default with the reason if the value is invalid."""
+    """Return the value of a variable; if it is invalid, the default with the reason."""
     usual = f"default of {owner}"
     text = variables.get(name, "").strip()
     if not text:
@@ -81,19 +83,19 @@ def read_timeout_setting(
 
 
 def read_declared_limit(limits: Mapping[str, float], name: str) -> float | None:
-    """Return the seconds that a script declared; None for a negative number or NaN."""
+    """Return the seconds that a script has declared; None for a negative number or NaN."""
     seconds = limits.get(name, math.nan)
     return min(seconds, UNLIMITED_TIMEOUT_S) if seconds >= 0 else None
 
 
 def read_count_variable(variables: Mapping[str, str], name: str, default: int) -> int:
-    """Return the whole number that a variable holds, or the default."""
+    """Return the whole number in a variable, or the default."""
     number = _parse_number(variables.get(name, "").strip(), whole=True)
     return default if number is None else int(number)
 
 
 def is_variable_on(variables: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return whether a variable holds one of the texts that torch reads as true."""
+    """Return whether a variable has one of the texts that torch reads as true."""
     text = variables.get(name, "").strip().lower()
     if text in _TRUE_TEXTS:
         return True
@@ -114,35 +116,35 @@ HCCL_EXEC, HCCL_EVENT, HCCL_CONNECT = (
     "HCCL_CONNECT_TIMEOUT",
 )
 HCCL_SESSION_EXEC = "hccl_timeout"
-"""Option of a TensorFlow session that overrides the environment."""
+"""Option of a TensorFlow session, which overrides the environment variable."""
 HCCL_STEP_S = 68
-"""On Ascend 910 and 310P the runtime rounds limits down to multiples of this."""
+"""On Ascend 910 and 310P the runtime rounds limits down to a multiple of this many seconds."""
 MAX_HCCL_EXEC_S = 17340
-"""Largest limit that Ascend 910 and 310P accept."""
+"""Largest limit in seconds that Ascend 910 and 310P accept."""
 MAX_HCCL_AIV_S = 1091
-"""Largest limit that works in AIV mode."""
+"""Largest limit in seconds that works in AIV mode."""
 MAX_HCCL_CONNECT_S = 7200
 HCCL_EVENT_MARGIN_S = 30
-"""torch_npu sets the limit of the event this much above that of execution."""
+"""Seconds by which torch_npu sets the event limit above the execution limit."""
 
 _DEFAULT_EXEC_S, _DEFAULT_EVENT_S, _DEFAULT_CONNECT_S = 1836, 1868, 120
 
 
 @dataclass(frozen=True, slots=True)
 class HcclExecLimit:
-    """Longest time that HCCL waits for peers during execution."""
+    """Longest time in seconds that HCCL waits for peers during execution."""
 
     name: str
     read_s: float
-    """As it was set."""
+    """The limit as it was set."""
     limit_s: float
-    """As it is in force; 0 when it never applies."""
+    """The limit in force; 0 when it never applies."""
     source: str
     aiv: bool
 
 
 def read_exec_limit(timeouts: RankTimeouts) -> HcclExecLimit:
-    """Return the limit of execution; an option of the TF session overrides the environment."""
+    """Return the execution limit; an option of the TensorFlow session overrides the environment."""
     aiv = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper() == "AIV"
     name, read = (
         HCCL_EXEC,
@@ -196,7 +198,7 @@ def _read_cann_setting(
 
 
 def _round_exec_limit(seconds: float) -> float:
-    """Return the limit as a 910 or 310P rounds it; on other devices it is not smaller."""
+    """Return the limit as Ascend 910 and 310P round it; on other devices it is not smaller."""
     if not seconds:
         return 0
     return max(HCCL_STEP_S, min(int(seconds), MAX_HCCL_EXEC_S) // HCCL_STEP_S * HCCL_STEP_S)
@@ -211,7 +213,9 @@ _NEVER = "never applies: "
 
 
 class GroupScope(Enum):
-    """Whether a group has all ranks of its job, which determines the call that creates it."""
+    """Whether a group has all ranks of its job, which determines the call that creates
+    the group.
+    """
 
     WORLD = "timeout of init_process_group"
     PART = "timeout of new_group"
@@ -224,16 +228,16 @@ class ProcessGroupLimits:
     backend: str = ""
     limits: tuple[WaitLimit, ...] = ()
     aiv: bool = False
-    """A member has HCCL in AIV mode, where no limit above 1091 s works."""
+    """Whether a member runs HCCL in AIV mode, in which no limit above 1091 s works."""
 
     @property
     def sorted_limits(self) -> tuple[TimeoutLimit, ...]:
-        """Every limit, the tightest first; those that never apply last."""
+        """Every limit, the tightest first; limits that never apply are last."""
         found = (each.limit for each in self.limits)
         return tuple(sorted(found, key=lambda limit: (not limit.limit_us, limit.limit_us)))
 
     def list_covering(self, sequence: int) -> list[WaitLimit]:
-        """Return the limits that apply to a wait in the collective of that number."""
+        """Return the limits that apply to a wait in the collective with this sequence number."""
         first = sequence == 0
         return [
             each
@@ -246,7 +250,9 @@ class ProcessGroupLimits:
         ]
 
     def find_tightest(self, sequence: int) -> TimeoutLimit | None:
-        """Return the tightest limit that covers such a wait."""
+        """Return the tightest limit that covers a wait in the collective with this
+        sequence number.
+        """
         covering = (each.limit for each in self.list_covering(sequence))
         return min(covering, key=lambda limit: limit.limit_us, default=None)
 
@@ -254,7 +260,7 @@ class ProcessGroupLimits:
 def collect_group_limits(
     group: ProcessGroup, ranks: Iterable[int], facts: JobFacts
 ) -> ProcessGroupLimits:
-    """Return the limits of a group with these known ranks."""
+    """Return the limits of a group whose members are these ranks, as far as they are known."""
     known: dict[WaitLimit, list[int]] = {}
     backend, aiv = "", False
     for rank in ranks:
@@ -316,7 +322,9 @@ def _list_torch_limits(
 
 
 def _apply_error_handling(given: WaitLimit, variables: Mapping[str, str]) -> WaitLimit:
-    """Return the timeout of an nccl group: it applies only where errors are handled."""
+    """Return the timeout of an NCCL group, which applies only if torch handles errors or waits
+    block.
+    """
     handling = read_count_variable(variables, "TORCH_NCCL_ASYNC_ERROR_HANDLING", 3)
     if handling or is_variable_on(variables, "TORCH_NCCL_BLOCKING_WAIT", default=False):
         return given
@@ -333,7 +341,7 @@ def _build_hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
         return _disable_limit(given, "TORCH_HCCL_ASYNC_ERROR_HANDLING is 0")
     if handling != 1 or given.limit.limit_us != _HALF_HOUR_S * SECOND_US:
         return given
-    # At the default, torch_npu raises the limit of its watchdog above that of HCCL.
+    # At the default, torch_npu raises the limit of its watchdog above the limit of HCCL.
     seconds = read_exec_limit(timeouts).read_s
     if not seconds:
         return replace(_disable_limit(given, "HCCL_EXEC_TIMEOUT is 0"), derived=True)
@@ -345,7 +353,7 @@ def _build_hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
 def _build_heartbeat(
     timeouts: RankTimeouts, library: str, usual_s: int, *, is_monitored: bool
 ) -> WaitLimit:
-    """Return the limit of a watchdog's heartbeat; `is_monitored` unless a variable says else."""
+    """Return the limit of a watchdog's heartbeat; `is_monitored` is the default of its variable."""
     name, legal = f"TORCH_{library}_HEARTBEAT_TIMEOUT_SEC", (1, UNLIMITED_TIMEOUT_S)
     read = read_timeout_setting(timeouts.variables, name, usual_s, owner="torch", legal=legal)
     source = f"{read.source}; detects a stuck watchdog, not a late rank"
@@ -356,13 +364,15 @@ def _build_heartbeat(
 
 
 def _list_session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
-    """Return the limits that scripts declared; `read_exec_limit` reads that of HCCL."""
+    """Return the limits that scripts have declared, except for HCCL's, which `read_exec_limit`
+    reads.
+    """
     limits: list[WaitLimit] = []
     for name in timeouts.limits:
         seconds = read_declared_limit(timeouts.limits, name)
         if seconds is None or (name == HCCL_SESSION_EXEC and backend == "hccl"):
             continue
-        # The execution of an operator begins only when all members have arrived.
+        # The execution of an operator begins only after all members have arrived.
         covers = LimitCoverage.NOTHING if name == "op_execute_timeout" else LimitCoverage.WAITS
         limits.append(WaitLimit(_build_limit(name, seconds, "session"), covers))
     return limits
