@@ -1,3 +1,3 @@
-"""Merge of what the ranks of a job executed in one iteration into one order. Pure: no clock, no
-I/O.
+"""Merge of the events that the ranks of a job executed in one iteration into one order. Pure: no
+clock, no I/O.
 """

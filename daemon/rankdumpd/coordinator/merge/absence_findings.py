@@ -1,6 +1,6 @@
 """Findings about members that did not take part: lost events, missing members of collectives and
-messages, and cycles of calls that wait for each other, with the wording of calls and ranks in
-findings. Pure. Where events were lost, no absence is reported.
+messages, and cycles of calls that wait for each other; and the texts that describe calls and ranks
+in findings. Pure. Where events were lost, no absence is reported.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_mem
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
 
 PositionRange = tuple[int, int]
-"""First and last of consecutive positions."""
+"""First and last of several consecutive positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventGaps:
-    """Positions of each rank's program whose events were lost."""
+    """Positions in the program of each rank whose events were lost."""
 
     holes: Mapping[int, tuple[PositionRange, ...]]
-    """Ranges of each rank that lost any, rising."""
+    """Position ranges of each rank that has lost events, in rising order."""
     open_ranks: frozenset[int] = frozenset()
-    """Ranks whose last events may be missing, too."""
+    """Ranks whose last events may be missing as well."""
 
     def has_hole_between(self, rank: int, low: int, high: int) -> bool:
-        """Return whether a rank lost anything between two of its positions."""
+        """Return whether a rank has lost events between two of its positions."""
         return any(first < high and last > low for first, last in self.holes.get(rank, ()))
 
 
@@ -56,8 +56,9 @@ def is_unfinished(view: IterationView, rank: int) -> bool:
 def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
     """Return the lost positions of each rank.
 
-    A rank that has not reported which positions belong to the iteration lost at least those that
-    are missing between its own; while the iteration runs, these may still arrive.
+    If a rank has not reported which positions belong to the iteration, the positions that are
+    missing between its events count as lost; while the iteration runs, their events may still
+    arrive.
     """
     holes: dict[int, tuple[PositionRange, ...]] = {}
     for rank in sorted({*table.ranks, *view.spans}):
@@ -92,7 +93,7 @@ def _find_holes(positions: EventColumn, span: PositionRange) -> tuple[PositionRa
 
 
 def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
-    """Yield a finding for each rank that lost events, with their number and range."""
+    """Yield a finding for each rank that has lost events, with their number and position range."""
     for rank, holes in gaps.holes.items():
         count = sum(last - first + 1 for first, last in holes)
         first, last = holes[0][0], holes[-1][1]
@@ -111,10 +112,10 @@ def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class CallDescription:
-    """Description of a call as text and as the fields of a finding."""
+    """Description of a call as a text and as the fields of a finding."""
 
     text: str
-    """With its number, its group and its ranks."""
+    """Text with the call's number, its group and its ranks."""
     group: ProcessGroup
     sequence: int
     name: str
@@ -148,10 +149,10 @@ def build_call_finding(
     ranks: tuple[int, ...],
     last: tuple[str, int] | None = None,
 ) -> Finding:
-    """Return a finding about a call, or about none.
+    """Return a finding about a call, or about no particular call.
 
-    `last` names another operator and position than the call's. `merge_iteration` sets the iteration
-    of all findings, and whether they are provisional.
+    `last` names another operator and position than those of the call. `merge_iteration` sets the
+    iteration of all findings, and whether they are provisional.
     """
     name, position = last or ((call.name, call.position) if call else ("", -1))
     return Finding(
@@ -167,11 +168,13 @@ def build_call_finding(
 
 
 MissingMembers = Mapping[int, tuple[int, ...]]
-"""The missing ranks of each call that misses any."""
+"""Missing ranks of each call that has any."""
 
 
 def find_waiting_ranks(table: EventTable, match: CallMatch) -> dict[int, int]:
-    """Return the call that each rank waits in: its last event, if that is not complete."""
+    """Return the call that each rank waits in, which is the rank's last event if it is not
+    complete.
+    """
     calls = map_members_to_calls(match)
     waiting: dict[int, int] = {}
     for rank, own in table.member_ranks.items():
@@ -207,7 +210,7 @@ def find_standing_cycles(
 
 
 def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
-    """Remove all calls that lead to no cycle; return whether any is left."""
+    """Remove all calls that do not lead to a cycle; return whether any call is left."""
     while True:
         for followers in after.values():
             followers.intersection_update(after)
@@ -221,7 +224,9 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 def build_cycle_findings(
     table: EventTable, match: CallMatch, order: CallOrder
 ) -> Iterator[Finding]:
-    """Yield a finding for each cycle of calls that ended, with the call that goes first."""
+    """Yield a finding for each cycle of calls that have ended, with the call that comes first in
+    the order.
+    """
     for cycle in order.cycles:
         yield _build_cycle_finding(table, match, order, cycle)
 
@@ -246,22 +251,26 @@ _SILENT_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class CallAbsences:
-    """Missing members, the calls that these wait in, and the cycles among those calls."""
+    """Missing members of calls, the calls that these members wait in, and the cycles among those
+    calls.
+    """
 
     missing: MissingMembers
     waiting: Mapping[int, int]
-    """The call that a rank waits in."""
+    """The call that each rank waits in."""
     cycles: Sequence[tuple[int, ...]]
-    """Calls that wait for each other and cannot continue."""
+    """Cycles of calls that wait for each other and cannot continue."""
 
     @staticmethod
     def analyze(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
-        """Find the calls that the missing ranks wait in, and their cycles."""
+        """Return the missing members with the calls that they wait in, and the cycles of these
+        calls.
+        """
         waiting = find_waiting_ranks(table, match)
         return CallAbsences(missing, waiting, find_standing_cycles(missing, waiting))
 
     def iter_missing(self) -> Iterator[tuple[int, int]]:
-        """Yield each call with each rank missing there, unless a cycle explains that."""
+        """Yield each call with each of its missing ranks, unless a cycle explains the absence."""
         cycle_of = {call: cycle for cycle in self.cycles for call in cycle}
         for call, ranks in self.missing.items():
             for rank in ranks:
@@ -276,7 +285,7 @@ def find_missing_members(
     gaps: EventGaps,
     excluded: frozenset[int],
 ) -> MissingMembers:
-    """Return the missing ranks of each call that misses any, in the order of the calls."""
+    """Return the missing ranks of each call that has any, in the order of the calls."""
     group = table.members["group"][match.first]
     sizes = np.array([len(set(each.ranks) - excluded) for each in table.groups], dtype="i8")
     alone = ~match.collective & (match.send_of < 0)
@@ -305,13 +314,14 @@ _JOINT_KINDS = (
     EventKind.REDUCE_SCATTER,
     EventKind.BARRIER,
 )
-"""Collectives that cannot be complete on any member before every member has entered them."""
+"""Kinds of collectives that no member can complete before every member has entered them."""
 
 
 def _find_complete_calls(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return for each call whether it is known that all its members entered it.
+    """Return for each call whether all its members are known to have entered it.
 
-    A call that raised, or that only returned to the host, states nothing about the others.
+    A call that raised an error, or that only returned to the host, says nothing about its other
+    members.
     """
     if not len(match):
         return np.empty(0, dtype=bool)
@@ -322,10 +332,10 @@ def _find_complete_calls(table: EventTable, match: CallMatch) -> EventColumn:
 
 
 def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> bool:
-    """Return whether the lost events of a rank may include its part in the call of that member.
+    """Return whether the lost events of a rank may include its part in the call of `member`.
 
-    Sequence numbers rise along a program: its part is between the calls with the numbers below
-    and above.
+    Sequence numbers rise along a program, so the rank's part is between its calls with the next
+    lower and the next higher number.
     """
     if rank not in gaps.holes and rank not in gaps.open_ranks:
         return False
@@ -353,9 +363,10 @@ _MEMBER_FIELDS = ("group", "sequence", "kind", "peer", "position")
 def build_absence_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
 ) -> Iterator[Finding]:
-    """Yield a finding for each missing rank and group, with the first call and how many more.
+    """Yield a finding for each missing rank and group, with the first call and the number of
+    others.
 
-    Ranks that ended have findings of their own (`ended_ranks`).
+    Ranks that have ended get findings of their own (`build_ended_findings`).
     """
     calls: dict[tuple[int, int, bool], list[int]] = {}
     ended = set(list_ended_ranks(view))
@@ -400,7 +411,7 @@ def _describe_absence(
     if view.provisional:
         arrived, end = "has not arrived so far at", "has no counterpart so far"
     elif is_unfinished(view, rank):
-        # The deadline passed: whether the rank arrived later is not known.
+        # The deadline has passed, and whether the rank arrived later is not known.
         arrived, end = "had not arrived in time at", "had no counterpart in time"
     else:
         arrived, end = "never arrived at", "has no counterpart"
@@ -410,7 +421,7 @@ def _describe_absence(
 
 
 def _describe_last_operator(table: EventTable, rank: int) -> tuple[tuple[str, int], str]:
-    """Return name and position of the last operator of a rank, and a sentence about it."""
+    """Return name and position of a rank's last operator, and a sentence about it."""
     span = table.ranks[rank]
     operators: EventColumn = np.flatnonzero(table["kind"][span] == int(EventKind.OPERATOR))
     if not len(operators):
@@ -426,7 +437,7 @@ _SHOWN_PATH_PARTS = 2
 def build_deadlock_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences
 ) -> Iterator[Finding]:
-    """Yield a finding for each circle of calls that cannot end."""
+    """Yield a finding for each cycle of calls that cannot end."""
     for cycle in absence.cycles:
         after = (*cycle[1:], cycle[0])
         late = [
@@ -434,7 +445,7 @@ def build_deadlock_findings(
             for call, following in zip(cycle, after, strict=True)
         ]
         waiting = [late[-1], *late[:-1]]
-        # The sentence begins with the lowest rank, so that it stays the same.
+        # The sentence begins with the lowest rank, so that its text stays the same.
         start = min(range(len(cycle)), key=lambda at: waiting[at])
         order = [*range(start, len(cycle)), *range(start)]
         steps = [_describe_wait(table, match, cycle[at], waiting[at]) for at in order]
@@ -450,12 +461,12 @@ def build_deadlock_findings(
 
 
 def _find_late_ranks(absence: CallAbsences, call: int, following: int) -> tuple[int, ...]:
-    """Return the ranks missing in a call that wait in the following one."""
+    """Return the ranks that are missing in a call and wait in the following one."""
     return tuple(r for r in absence.missing[call] if absence.waiting.get(r) == following)
 
 
 def _describe_wait(table: EventTable, match: CallMatch, call: int, ranks: tuple[int, ...]) -> str:
-    """Return the predicate of a sentence on the wait of these ranks in a call."""
+    """Return the predicate of a sentence about the wait of these ranks in a call."""
     members = match.list_members(call)
     own = [at for at in members if int(table.members["rank"][at]) in ranks]
     sources = (table.names[int(table.members["source"][at])] for at in own)
@@ -467,7 +478,7 @@ def _describe_wait(table: EventTable, match: CallMatch, call: int, ranks: tuple[
 
 
 def shorten_source(source: str) -> str:
-    """Return the last parts of the path of a `file:line`.
+    """Return a `file:line` with only the last parts of its path.
 
     >>> shorten_source("/home/me/jobs/train.py:24")
     'jobs/train.py:24'

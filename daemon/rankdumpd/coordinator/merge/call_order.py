@@ -1,5 +1,6 @@
-"""Order of the collectives and messages of an iteration: members are matched to calls, receives to
-sends, and calls are ordered by rule first and by time where they are free. Pure.
+"""Order of the collectives and messages of an iteration. Members are matched to calls and receives
+to sends; then calls are ordered by rules first, and by time where the rules leave the order open.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ _COLLECTIVE, _SEND, _RECEIVE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallMatch:
-    """Calls, numbered from 0; each is a collective with all its members, a send or a receive."""
+    """Calls, numbered from 0; each call is a collective with all its members, a send or
+    a receive.
+    """
 
     members: EventColumn
-    """Members of the table, call by call, those of a call in the order of their ranks."""
+    """Rows of the table's members, grouped by call; within a call in the order of their ranks."""
     bounds: EventColumn
     """The members of call i are the elements `bounds[i]` to `bounds[i + 1]`."""
     send_of: EventColumn
-    """Send that a receive waits for; -1 for all other calls."""
+    """The send that a receive waits for; -1 for all other calls."""
     collective: EventColumn
-    """Whether a call is a collective."""
+    """Whether each call is a collective."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
     @property
     def first(self) -> EventColumn:
-        """Member of each call on the lowest rank that took part."""
+        """Member of each call on the lowest rank that took part in the call."""
         return self.members[self.bounds[:-1]]
 
     def list_members(self, call: int) -> list[int]:
@@ -44,14 +47,14 @@ class CallMatch:
 
 
 def match_calls(table: EventTable) -> CallMatch:
-    """Return the calls of a table.
+    """Match the members of a table to calls.
 
-    Members of a collective agree on group and sequence; the two ends of a message on group,
-    sender, receiver and sequence. A sequence that a rank repeats starts another call.
+    Members of a collective agree on group and sequence number; the two ends of a message on group,
+    sender, receiver and sequence number. If a rank repeats a number, a new call begins.
     """
     role, key = _build_call_keys(table)
     order = _sort_by_keys([*key, role])
-    # How often a rank has repeated this key before; a repeat is a separate call.
+    # Number of times that a rank has used this key before; each repetition is a separate call.
     turn = _number_runs(mark_changes([each[order] for each in (*key, role, table.members["rank"])]))
     if turn.any():
         turn = turn[np.argsort(order)]
@@ -68,7 +71,7 @@ def match_calls(table: EventTable) -> CallMatch:
 
 
 def _build_call_keys(table: EventTable) -> tuple[EventColumn, list[EventColumn]]:
-    """Return the role of each member, and the columns in which members of one call agree."""
+    """Return the role of each member, and the columns in which all members of a call agree."""
     kind, rank = table.members["kind"], table.members["rank"]
     role = np.full(len(kind), _COLLECTIVE, "i1")
     role[kind == int(EventKind.SEND)] = _SEND
@@ -80,12 +83,14 @@ def _build_call_keys(table: EventTable) -> tuple[EventColumn, list[EventColumn]]
 
 
 def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
-    """Return the stable order by these keys, the first one being the most significant."""
+    """Return the stable order by these keys, of which the first one is the most significant."""
     return np.lexsort(keys[::-1])
 
 
 def mark_changes(keys: Sequence[EventColumn]) -> EventColumn:
-    """Return for each element whether it differs from the one before, as the first one does."""
+    """Return for each element whether it differs from the element before; true for the first
+    element.
+    """
     changes = np.ones(len(keys[0]), dtype=bool)
     if len(changes):
         changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
@@ -93,24 +98,27 @@ def mark_changes(keys: Sequence[EventColumn]) -> EventColumn:
 
 
 def _number_runs(changes: EventColumn) -> EventColumn:
-    """Number the elements of each run from 0."""
+    """Return the position of each element within its run."""
     places = np.arange(len(changes))
     return places - np.maximum.accumulate(np.where(changes, places, 0)) if len(changes) else places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallOrder:
-    """Order of the calls, and the cycles that were broken for it."""
+    """Order of the calls, and the cycles that had to be broken for it."""
 
     calls: EventColumn
-    """All calls, first to last."""
+    """All calls, from first to last."""
     index: EventColumn
-    """Place of each call in that order."""
+    """Place of each call in the order."""
     time_us: EventColumn
-    """By place: the latest time among a call and all that must precede it; never falls."""
+    """Time of each place, which is the latest time of its call and of all calls that must precede
+    it; it never falls.
+    """
     cycles: tuple[tuple[int, ...], ...]
-    """Calls that wait for each other, each for the next and the last for the first; the oldest of
-    them comes first in the order."""
+    """Cycles of calls that wait for each other: each call waits for the next one, the last for the
+    first. The oldest call of a cycle comes first in the order.
+    """
 
 
 def order_calls(table: EventTable, match: CallMatch) -> CallOrder:
@@ -121,13 +129,14 @@ def order_calls(table: EventTable, match: CallMatch) -> CallOrder:
     by_age = np.lexsort((*keys[::-1],))
     cycles: list[tuple[int, ...]] = []
     if _is_valid_order(table, match, by_age):
-        # The sequencer, which picks the oldest call that is not blocked, would give the same.
+        # The sequencer picks the oldest call that is not blocked, so it would return the same
+        # order.
         ordered = by_age
     else:
         lines = zip(*(key.tolist() for key in (*keys, np.arange(len(match)))), strict=True)
         order, cycles = _CallSequencer(table, match, list(lines)).run()
         ordered = np.array(order, dtype="i8")
-    # All predecessors of a call are before it, so a running maximum gives the latest time.
+    # All predecessors of a call come before it, so a running maximum gives the latest time.
     latest = np.maximum.accumulate(times[ordered])
     return CallOrder(ordered, _invert_order(ordered), latest, tuple(cycles))
 
@@ -139,8 +148,8 @@ def _invert_order(order: EventColumn) -> EventColumn:
 
 
 def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return a time for each call: the latest start among the events that its members began
-    before that call's end.
+    """Return a time for each call: the latest start of the events that its members began before the
+    call ended.
     """
     if not len(match):
         return np.empty(0, dtype="i8")
@@ -153,7 +162,7 @@ def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
 
 
 def _is_valid_order(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
-    """Return whether no call comes before one that it must follow."""
+    """Return whether no call comes before a call that it must follow."""
     place = _invert_order(order)
     answers = np.flatnonzero(match.send_of >= 0)
     if np.any(place[match.send_of[answers]] > place[answers]):
@@ -171,34 +180,36 @@ def _is_valid_order(table: EventTable, match: CallMatch, order: EventColumn) -> 
 
 
 def map_members_to_calls(match: CallMatch) -> EventColumn:
-    """Return the call of each member of the table."""
+    """Return the call that each member of the table belongs to."""
     calls = np.empty(len(match.members), dtype="i8")
     calls[match.members] = np.repeat(np.arange(len(match)), np.diff(match.bounds))
     return calls
 
 
 class _RankLane:
-    """Calls of one rank, released once those that must precede them are done."""
+    """Calls of one rank; a call is released once all calls that must precede it are done."""
 
     def __init__(self, calls: EventColumn, positions: EventColumn, ends: EventColumn) -> None:
         by_end = np.argsort(ends, kind="stable")
         self.calls: list[int] = calls.tolist()
-        """In the order of their starts."""
+        """Calls in the order of their starts."""
         self.by_end: list[int] = calls[by_end].tolist()
-        """In the order of their ends."""
+        """Calls in the order of their ends."""
         self.slots: list[int] = np.argsort(by_end).tolist()
-        """Place in `by_end` of each element of `calls`."""
+        """Position in `by_end` of each element of `calls`."""
         self.needs: list[int] = np.searchsorted(ends[by_end], positions, side="left").tolist()
-        """How many calls were complete before each one started; those have to be done first."""
+        """Number of calls that were complete before each call started, and that have to be done
+        first.
+        """
         self.done = bytearray(len(self.calls))
         """Whether each element of `by_end` is done."""
         self.done_count = 0
-        """Length of the start of `by_end` in which every call is done."""
+        """Number of leading elements of `by_end` that are all done."""
         self.released_count = 0
-        """Length of the start of `calls` that was released."""
+        """Number of leading elements of `calls` that have been released."""
 
     def iter_released(self) -> Iterator[int]:
-        """Yield the calls that this rank no longer blocks."""
+        """Yield the calls that this rank does not block any longer."""
         while self.done_count < len(self.done) and self.done[self.done_count]:
             self.done_count += 1
         while (
@@ -210,7 +221,7 @@ class _RankLane:
 
 
 class _CallSequencer:
-    """Orders the calls one by one: the oldest of those that are not blocked comes next."""
+    """Orders the calls one by one; the oldest call that is not blocked comes next."""
 
     def __init__(
         self, table: EventTable, match: CallMatch, keys: list[tuple[int, int, int, int]]
@@ -254,7 +265,9 @@ class _CallSequencer:
             self._release_all(iter((self._receive_of[call],)))
 
     def _find_cycle(self, call: int) -> tuple[int, ...]:
-        """Follow the blocking calls until one repeats; return the cycle, causes first."""
+        """Follow blocking calls until one repeats; return the cycle, each call before the one it
+        blocks.
+        """
         path: dict[int, None] = {}
         while call not in path:
             path[call] = None
@@ -263,8 +276,8 @@ class _CallSequencer:
         return tuple(reversed(cycle[cycle.index(call) :]))
 
     def _find_blocking_call(self, call: int) -> int:
-        """Return the first call that must be done before this one, of a rank that does not release
-        this one yet; without such a rank, the send that it waits for.
+        """Return the first call that must be done before `call` on a rank that has not released
+        `call` yet. If all ranks have released it, return the send that it waits for.
         """
         for lane, place in self._members[call]:
             if place >= lane.released_count:
@@ -275,7 +288,7 @@ class _CallSequencer:
 def _build_lanes(
     table: EventTable, match: CallMatch
 ) -> tuple[list[_RankLane], list[list[tuple[_RankLane, int]]]]:
-    """Return the lane of every rank, and the lanes and places of each call."""
+    """Return the lane of every rank, and for each call its lanes and its positions in them."""
     calls = map_members_to_calls(match)
     lanes: list[_RankLane] = []
     members: list[list[tuple[_RankLane, int]]] = [[] for _ in range(len(match))]

@@ -1,9 +1,9 @@
-"""Clock differences, computed from the times at which members leave a collective, and the
+"""Differences between clocks, computed from the times at which members leave a collective, and the
 correction of event times. Pure.
 
-No member leaves a collective that combines or exchanges the data of all members before the last
-one has arrived, and then all leave at about the same moment. So the ends of its members show how
-far their clocks are apart at that place of the program: a clock that is set in the middle of an
+In a collective that combines or exchanges the data of all members, no member leaves before the last
+one has arrived, and then all leave at about the same moment. So the end times of its members show
+how far their clocks differ at that place of the program. A clock that is set in the middle of an
 iteration is noticed at the next collective.
 """
 
@@ -32,34 +32,38 @@ _SYNCHRONIZING_KINDS = (
     EventKind.ALL_TO_ALL,
     EventKind.BARRIER,
 )
-"""Kinds that no member leaves before all have arrived."""
+"""Kinds of collectives that no member leaves before all have arrived."""
 _WINDOW = 5
 _NOISE_FACTOR = 3
-"""A difference counts when it exceeds the median step between exits by this factor."""
+"""A difference between clocks counts if it exceeds the median step between exits by this factor."""
 _MIN_DIFFERENCE_US = 100
-"""Difference that never counts: members leave a collective that far apart anyway."""
+"""Difference in microseconds up to which clocks count as equal, because members leave a collective
+with such differences anyway.
+"""
 _FEW_EXITS_US = 100_000
-"""Threshold when there are too few exits for a median step."""
+"""Threshold in microseconds that is used if there are too few exits for a median step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockCorrection:
-    """Microseconds to add to the times of a clock, by places in the order of the calls."""
+    """Microseconds to add to the times of a clock, by place in the order of the calls."""
 
     places: EventColumn
-    """Places of the calls at which the clock was compared, rising."""
+    """Places of the calls at which the clock was compared, in rising order."""
     levels: EventColumn
-    """Correction from the end of each of these calls on."""
+    """Correction that applies from the end of each of these calls on."""
 
     def find_levels(self, places: EventColumn) -> EventColumn:
-        """Return the corrections at these places; the first level also holds before its place."""
+        """Return the corrections at these places; the first level also applies before its place."""
         found = np.searchsorted(self.places, places, side="right") - 1
         return self.levels[np.maximum(found, 0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GroupExits:
-    """Times at which the clocks of a group left its collectives: the first member of each clock."""
+    """Times at which the clocks of a group left its collectives, given by the first member of each
+    clock.
+    """
 
     place: EventColumn
     clock: EventColumn
@@ -71,8 +75,8 @@ def find_clock_corrections(
 ) -> dict[str, ClockCorrection]:
     """Return the corrections of the clocks that differ from the others.
 
-    The group with the most exits defines the time, by the median of its clocks. The clocks that
-    are not in it are compared in further groups with those that are known already.
+    The median of the clocks in the group with the most exits defines the time. Clocks outside this
+    group are compared in further groups with clocks whose correction is already known.
     """
     names = sorted({name_rank_clock(rank, clocks) for rank in table.ranks})
     groups = _collect_exits(table, match, order, _number_clocks(table, clocks, names))
@@ -88,9 +92,9 @@ def find_clock_corrections(
 def _compute_residuals(
     exits: _GroupExits, known: Mapping[int, ClockCorrection]
 ) -> tuple[EventColumn, EventColumn]:
-    """Return which exits measure a clock that is not known yet, and by how much it is off.
+    """Return which exits measure a clock that is not known yet, and how far that clock is off.
 
-    The reference are the known clocks of the group, or all of them where none is known.
+    The reference is given by the known clocks of the group; by all its clocks if none is known.
     """
     new = np.array([clock not in known for clock in exits.clock.tolist()])
     corrections = np.zeros(len(exits.end_us), "i8")
@@ -105,12 +109,14 @@ def _compute_residuals(
 
 
 def name_rank_clock(rank: int, clocks: Mapping[int, str]) -> str:
-    """Return the clock that a rank reads; its own one when no report names it."""
+    """Return the name of the clock that a rank reads; a name of its own if no report tells the
+    clock.
+    """
     return clocks.get(rank, f"rank {rank}")
 
 
 def find_comparable_calls(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return for each call whether all members leave it together."""
+    """Return for each call whether all its members leave it at the same time."""
     blocking = table.members["end_position"] == table.members["position"]
     kinds = np.isin(table.members["kind"], _SYNCHRONIZING_KINDS)
     if not len(match):
@@ -128,7 +134,7 @@ def _number_clocks(table: EventTable, clocks: Mapping[int, str], names: list[str
 def _collect_exits(
     table: EventTable, match: CallMatch, order: CallOrder, clocks: EventColumn
 ) -> list[_GroupExits]:
-    """Return the exits of every group that has several clocks in it."""
+    """Return the exits of every group whose members have several clocks."""
     calls = np.repeat(np.arange(len(match)), np.diff(match.bounds))
     together = find_comparable_calls(table, match)[calls]
     members, place = match.members[together], order.index[calls[together]]
@@ -158,7 +164,9 @@ def _find_run_starts(*keys: EventColumn) -> EventColumn:
 def _order_by_connection(
     groups: list[_GroupExits], known: Mapping[int, ClockCorrection]
 ) -> Iterable[_GroupExits]:
-    """Yield groups with clocks that are not known yet, after those that connect them."""
+    """Yield groups with unknown clocks, each after the groups that connect its clocks to known
+    ones.
+    """
     clocks = [np.unique(exits.clock).tolist() for exits in groups]
     of_clock: dict[int, list[int]] = {}
     for group, own in enumerate(clocks):
@@ -181,9 +189,9 @@ def _order_by_connection(
 
 
 def _compute_middles(places: EventColumn, ends: EventColumn) -> tuple[EventColumn, EventColumn]:
-    """Return each place once, and its median end; of two the later one.
+    """Return each place once, with the median of its end times; of two middle ones the later one.
 
-    The median and not the mean, because a clock that was set must not move the others.
+    The median and not the mean is used, because a clock that was set must not affect the others.
     """
     order = np.lexsort((ends, places))
     places, ends = places[order], ends[order]
@@ -193,7 +201,9 @@ def _compute_middles(places: EventColumn, ends: EventColumn) -> tuple[EventColum
 
 
 def _compute_levels(residual: EventColumn) -> EventColumn:
-    """Return the correction from each exit on: level, with a step where it exceeds the noise."""
+    """Return the correction from each exit on: constant, with a step where the change exceeds the
+    noise.
+    """
     edge = np.pad(residual, _WINDOW // 2, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(edge, _WINDOW)
     smooth = np.sort(windows, axis=1)[:, _WINDOW // 2]
@@ -239,7 +249,9 @@ def correct_times(
 def _correct_rank_times(
     part: dict[str, EventColumn], exits: EventColumn, levels: EventColumn
 ) -> None:
-    """Correct the times of a rank in place; `levels` hold from the ends of the exits on."""
+    """Correct the times of a rank in place; each of `levels` applies from the end of
+    its exit on.
+    """
     if not len(exits):
         return
     start_us, end_us = part["start_us"], part["end_us"]
@@ -247,7 +259,7 @@ def _correct_rank_times(
     last = np.searchsorted(part["position"], part["end_position"], side="right") - 1
     after = before[last]
     after[exits] = levels
-    # Events during which the clock was set: of both corrections the one that fits their end.
+    # If the clock was set during an event, the correction that fits the end of the event is used.
     following = np.append(before[1:], before[-1])
     torn = np.flatnonzero((following != before) & (last == np.arange(len(last))))
     torn = torn[~np.isin(torn, exits)]
@@ -262,7 +274,9 @@ def _correct_rank_times(
 def _compute_start_corrections(
     start_us: EventColumn, end_us: EventColumn, exits: EventColumn, levels: EventColumn
 ) -> EventColumn:
-    """Return the correction of each start; between two exits it steps where the clock jumped."""
+    """Return the correction of each start time; between two exits the correction changes where the
+    clock jumped.
+    """
     changes = np.flatnonzero(np.diff(levels))
     found = np.full(len(start_us), levels[0])
     for at in changes.tolist():

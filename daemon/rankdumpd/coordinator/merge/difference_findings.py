@@ -1,5 +1,5 @@
-"""Findings about disagreement: members of one call that name another operation, size or type, and
-ranks that run the same program with other operators. Pure.
+"""Findings about disagreement: members of one call that report another operation, size or element
+type, and ranks that run the same program with other operators. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, mark_ch
 from rankdumpd.coordinator.merge.event_table import EventTable
 
 _UNEVEN_KINDS = (EventKind.GATHER, EventKind.SCATTER, EventKind.ALL_TO_ALL)
-"""Kinds whose members may have different numbers of elements."""
+"""Kinds of collectives whose members may have different numbers of elements."""
 _RanksByValue = dict[str, list[int]]
 """Ranks by the value that they reported."""
 _Difference = tuple[FindingKind, int, tuple[int, ...]]
@@ -34,7 +34,8 @@ def build_difference_findings(
 ) -> Iterator[Finding]:
     """Yield findings about members that disagree on kind, element count or element type.
 
-    There is one for each group and set of differing ranks, with the first call and how many more.
+    There is one finding for each group and set of differing ranks, with the first call and the
+    number of others.
     """
     suspect = _find_suspects(table, match)
     calls: dict[_Difference, list[tuple[int, _RanksByValue]]] = {}
@@ -60,7 +61,9 @@ def build_difference_findings(
 
 
 def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return for each call whether its members may disagree; a cheap test, as most agree."""
+    """Return for each call whether its members may disagree; a cheap test, because most members
+    agree.
+    """
     suspect = np.zeros(len(match), dtype=bool)
     if not len(match):
         return suspect
@@ -81,13 +84,13 @@ def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
 def _iter_disagreements(
     table: EventTable, members: list[int], *, collective: bool
 ) -> Iterator[tuple[FindingKind, _RanksByValue]]:
-    """Yield the disagreements of members; a member without a value does not disagree."""
+    """Yield the disagreements of members; a member without a value disagrees with none."""
     values = {field: table.members[field][members].tolist() for field in _COMPARED_FIELDS}
     kinds = [EventKind(kind) for kind in values["kind"]]
     types: list[int] = values["dtype"]
     dtypes = [table.names[index] for index in types]
     if collective and len(set(kinds)) > 1:
-        # The sizes of two different operations need not agree.
+        # If the operations differ, their sizes need not agree.
         operations = _group_ranks_by_value([kind.name.lower() for kind in kinds], values["rank"])
         yield FindingKind.OPERATION_MISMATCH, operations
         return
@@ -114,7 +117,9 @@ def _group_ranks_by_value(values: Sequence[str], ranks: Sequence[int]) -> _Ranks
 
 
 def _find_minority(sides: _RanksByValue) -> tuple[int, ...]:
-    """Return the ranks that differ from the largest side; of equal sides the first counts."""
+    """Return the ranks that differ from the largest side; if sides are equal, from the
+    first one.
+    """
     most = max(sides.values(), key=len)
     return tuple(sorted(rank for side in sides.values() if side is not most for rank in side))
 
@@ -123,7 +128,7 @@ def find_meeting_ranks(table: EventTable) -> list[list[int]]:
     """Return groups of ranks that meet in collectives, directly or through other ranks.
 
     Ranks that exchange messages, directly or through others, are stages of one pipeline and run
-    different programs: a process group with two of them is not considered.
+    different programs; so a process group that has two of them is ignored.
     """
     members = table.members
     message = members["peer"] >= 0
@@ -145,7 +150,7 @@ def find_meeting_ranks(table: EventTable) -> list[list[int]]:
 
 
 def _list_unique_pairs(first: EventColumn, second: EventColumn) -> list[tuple[int, int]]:
-    """Return each pair once, sorted."""
+    """Return each pair of values once, sorted."""
     order = np.lexsort((second, first))
     first, second = first[order], second[order]
     new = mark_changes((first, second))
@@ -153,13 +158,13 @@ def _list_unique_pairs(first: EventColumn, second: EventColumn) -> list[tuple[in
 
 
 class _DisjointSets:
-    """Disjoint sets of numbers."""
+    """Disjoint sets of numbers (union-find)."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._parents = {number: number for number in numbers}
 
     def root(self, number: int) -> int:
-        """Return the representative of the set of a number."""
+        """Return the representative of the set that has a number."""
         parents = self._parents
         parent = parents.setdefault(number, number)
         while parent != parents[parent]:
@@ -168,13 +173,13 @@ class _DisjointSets:
         return parent
 
     def join(self, one: int, other: int) -> None:
-        """Join the sets of two numbers."""
+        """Join the sets that have these two numbers."""
         self._parents[self.root(one)] = self.root(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankProgram:
-    """Operators and calls that one rank executed."""
+    """Operators and calls that one rank has executed."""
 
     rank: int
     calls: bytes
@@ -182,18 +187,19 @@ class _RankProgram:
     operators: dict[int, EventColumn]
     """Rows of the operators of each graph, in order."""
     names: tuple[tuple[int, bytes], ...]
-    """Names of the operators of each graph, to compare."""
+    """Names of the operators of each graph, as bytes that can be compared."""
     finished: bool
 
 
 def build_program_findings(
     table: EventTable, gaps: EventGaps, view: IterationView
 ) -> Iterator[Finding]:
-    """Yield findings about ranks whose operators differ from most that run the same program.
+    """Yield findings about ranks whose operators differ from those of most ranks with the same
+    program.
 
     Ranks run the same program if they meet in collectives and all their collectives and messages
-    agree. Ranks that lost events are not compared; one that has not finished, or ended before it
-    had, is compared as far as it got.
+    agree. Ranks that lost events are not compared. A rank that has not finished the iteration, or
+    ended before that, is compared as far as it got.
     """
     for ranks in find_meeting_ranks(table):
         programs = [_build_program(table, view, rank) for rank in ranks if rank not in gaps.holes]
@@ -219,7 +225,9 @@ def _build_program(table: EventTable, view: IterationView, rank: int) -> _RankPr
 
 
 def _group_agreeing_programs(programs: list[_RankProgram]) -> Iterator[list[_RankProgram]]:
-    """Yield groups of programs with equal calls; an unfinished one joins the only one it fits."""
+    """Yield groups of programs with equal calls; an unfinished program joins a group if it fits
+    only one.
+    """
     classes: dict[bytes, list[_RankProgram]] = {}
     for program in programs:
         if program.finished:
@@ -240,7 +248,8 @@ def _build_group_findings(table: EventTable, alike: list[_RankProgram]) -> Itera
     ways: dict[tuple[tuple[int, bytes], ...], list[_RankProgram]] = {}
     for program in alike:
         ways.setdefault(program.names, []).append(program)
-    # Of equally many the first; an unfinished program is no reference for a finished one.
+    # Of equally large sides the first one counts; an unfinished program is no reference for
+    # finished ones.
     most = max(ways.values(), key=lambda way: (sum(each.finished for each in way), len(way)))
     findings: dict[tuple[int, int, str], list[_RankProgram]] = {}
     for way in ways.values():
@@ -255,7 +264,9 @@ def _build_group_findings(table: EventTable, alike: list[_RankProgram]) -> Itera
 def _find_first_difference(
     table: EventTable, usual: _RankProgram, program: _RankProgram
 ) -> tuple[int, int, str] | None:
-    """Return graph, place and name of the first different operator; no name past the end."""
+    """Return graph, place and name of the first operator that differs; an empty name if the program
+    has ended there.
+    """
     for graph in sorted({*usual.operators, *program.operators}):
         empty = np.empty(0, "i8")
         rows = program.operators.get(graph, empty)

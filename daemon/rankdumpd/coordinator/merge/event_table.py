@@ -1,5 +1,5 @@
-"""Event table of all ranks: batches joined rank by rank in the order of each program, each event
-once, with one numbering of names and process groups. Pure.
+"""Table with the events of all ranks: batches are joined rank by rank in the order of each program,
+each event is in it once, and names and process groups are numbered for all ranks together. Pure.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from rankdump._core.events import (
 )
 
 _MAX_POSITIONS_PER_EVENT = 4
-"""Positions are sorted by counting while their range is at most this many per event."""
+"""Positions are sorted by counting if their range has at most this many positions per event."""
 _IDENTITY_FIELDS = ("name", "kind", "group", "sequence")
-"""Fields that are equal in two reports of one event; its times may be corrected differently."""
+"""Fields that are equal in two reports of one event; times are not among them, because they may be
+corrected differently.
+"""
 
 
 def find_program_order(position: EventColumn) -> EventColumn | None:
-    """Return the order of the positions; None when one of them is repeated."""
+    """Return the order of the positions; None when a position is repeated."""
     count = len(position)
     if np.all(position[1:] > position[:-1]):
         return np.arange(count)
     low, high = int(position.min()), int(position.max())
     if high - low < _MAX_POSITIONS_PER_EVENT * count:
-        # Nearly every position in the range is present, so counting is faster than comparing.
+        # Nearly every position in the range has an event, so counting is faster than comparing.
         places = np.full(high - low + 1, -1, "i8")
         places[(position - position.dtype.type(low)).astype("i8")] = np.arange(count)
         order = places[places >= 0]
@@ -44,10 +46,10 @@ def find_program_order(position: EventColumn) -> EventColumn | None:
 
 
 def drop_repeated_events(events: Mapping[str, EventColumn]) -> tuple[EventColumn, tuple[int, ...]]:
-    """Return the order with one event of each position, and the positions with different events.
+    """Return the order with one event for each position, and the positions at which events differ.
 
-    A complete event replaces an open one, and one that has failed replaces one that waited then;
-    otherwise the first one counts.
+    A complete event replaces an open one, and a failed event replaces one that still waited;
+    otherwise the first event counts.
     """
     position, opened = events["position"], events["end_position"] == OPEN_END_POSITION
     failures_us = np.where(opened, events["end_us"], 0)
@@ -62,15 +64,15 @@ def drop_repeated_events(events: Mapping[str, EventColumn]) -> tuple[EventColumn
 
 
 class TextIndex:
-    """One string table for all batches; the table of each batch is translated once."""
+    """One string table for all batches; the table of each batch is translated only once."""
 
     def __init__(self) -> None:
         self._index = {"": 0}
         self._known: dict[int, tuple[Sequence[str], EventColumn]] = {}
 
     def translate(self, names: Sequence[str], indexes: EventColumn) -> EventColumn:
-        """Return the places in this table of the names that a column of a batch points to."""
-        # The table is kept with its translation, so that its id is not given to another one.
+        """Return the numbers in this table of the names that a column of a batch refers to."""
+        # The names are kept beside their translation, so that no other table can get the same id.
         places = self._known.get(id(names), (names, np.empty(0, "i4")))[1]
         if len(places) < len(names):
             grown = np.full(len(names), -1, "i4")
@@ -88,12 +90,12 @@ class TextIndex:
         return found
 
     def list_texts(self) -> tuple[str, ...]:
-        """Return every text by its place."""
+        """Return all texts, in the order of their numbers."""
         return tuple(self._index)
 
 
 class ProcessGroupIndex:
-    """Every process group by name and members, because two groups may share a name."""
+    """All process groups by name and members, because two groups may have the same name."""
 
     def __init__(self, events: Mapping[int, Sequence[EventColumns]]) -> None:
         self._index: dict[ProcessGroup, int] = {}
@@ -105,7 +107,7 @@ class ProcessGroupIndex:
                 self._declared.setdefault(name, {})[group] = None
 
     def translate(self, rank: int, batch: EventColumns, indexes: EventColumn) -> EventColumn:
-        """Return the place in this index of the group of each event of a batch."""
+        """Return the number in this index of each event's group in a batch."""
         used, inverse = np.unique(indexes, return_inverse=True)
         own = self._groups_of(batch)
         places: list[int] = []
@@ -117,7 +119,7 @@ class ProcessGroupIndex:
         return np.array(places, "i4")[inverse]
 
     def list_groups(self) -> tuple[ProcessGroup, ...]:
-        """Return every group by its place."""
+        """Return all groups, in the order of their numbers."""
         return tuple(self._index)
 
     def _groups_of(self, batch: EventColumns) -> dict[str, ProcessGroup]:
@@ -141,7 +143,7 @@ class ProcessGroupIndex:
 
 
 NEVER_ENDED = 2**64 - 1
-"""End position in the table of calls that are not complete: nothing comes after them."""
+"""End position of calls that are not complete: no event comes after them."""
 _EVENT_FIELDS = (
     "graph",
     "position",
@@ -165,23 +167,26 @@ _COLUMN_TYPES = EVENT_COLUMN_TYPES | {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventTable:
-    """Events of all ranks: rank by rank, in the order of `position` within each."""
+    """Events of all ranks: rank by rank, within each rank in the order of `position`."""
 
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
-    """Every process group once, its ranks sorted; without ranks when no rank declared them."""
+    """Every process group once, with sorted ranks; without ranks if no rank has declared them."""
     columns: dict[str, EventColumn]
-    """For every event: graph, position, end_position, name, kind, start_us, end_us, stream, and
-    `time_us`, the latest start so far within its rank."""
+    """Columns with an element for every event: graph, position, end_position, name, kind, start_us,
+    end_us, stream, and `time_us`, the latest start up to this event within its rank.
+    """
     members: dict[str, EventColumn]
-    """For every collective or message of a rank: its `row`, its `rank`, the fields that operators
-    do not have (`group` indexes the groups), and again its kind, position and end_position."""
+    """Columns with an element for every collective or message of a rank: `row`, `rank`, the fields
+    that operators do not have (`group` is an index into the groups), and again kind, position and
+    end_position.
+    """
     ranks: dict[int, slice]
     """Rows of each rank that has any."""
     member_ranks: dict[int, slice]
-    """Elements of `members` of each of these ranks."""
+    """Elements of `members` that belong to each of these ranks."""
     conflicts: Mapping[int, tuple[int, ...]]
-    """Positions at which a rank reported two different events."""
+    """Positions at which a rank has reported two different events."""
 
     def __getitem__(self, column: str) -> EventColumn:
         return self.columns[column]
@@ -192,7 +197,9 @@ class EventTable:
 
 
 def build_event_table(events: Mapping[int, Sequence[EventColumns]]) -> EventTable:
-    """Return one table of the batches of all ranks; an event sent twice is in it once."""
+    """Return one table with the batches of all ranks; an event that was sent twice is
+    in it once.
+    """
     builder = _EventTableBuilder(events)
     for rank in sorted(events):
         batches = [batch for batch in events[rank] if len(batch)]
@@ -202,7 +209,7 @@ def build_event_table(events: Mapping[int, Sequence[EventColumns]]) -> EventTabl
 
 
 class _EventTableBuilder:
-    """Copies the events of one rank after the other into columns for all of them."""
+    """Copies the events of one rank after the other into columns for all ranks."""
 
     def __init__(self, events: Mapping[int, Sequence[EventColumns]]) -> None:
         self._texts, self._groups = TextIndex(), ProcessGroupIndex(events)
@@ -217,7 +224,7 @@ class _EventTableBuilder:
         self._height = self._member_height = 0
 
     def add(self, rank: int, batches: list[EventColumns]) -> None:
-        """Add the events of one rank, sorted, each once."""
+        """Add the events of one rank, sorted by position, each once."""
         part = {
             f: _concatenate([b.columns[f] for b in batches]) for f in _EVENT_FIELDS if f != "name"
         }
@@ -234,7 +241,8 @@ class _EventTableBuilder:
             self._conflicts |= {rank: conflicts} if conflicts else {}
         span = slice(self._height, self._height + len(order))
         for field, column in part.items():
-            # All indexes are within bounds; any other mode than `raise` saves a buffer.
+            # All indexes are within bounds; `mode` is set because any mode except `raise` avoids a
+            # buffer.
             np.take(column, order, out=self._columns[field][span], mode="clip")
         self._ranks[rank], self._height = span, span.stop
         self._complete(rank, span, call_fields, np.searchsorted(calls, order))
@@ -242,7 +250,7 @@ class _EventTableBuilder:
     def _collect_call_fields(
         self, rank: int, batches: list[EventColumns]
     ) -> dict[str, EventColumn]:
-        """Return the fields that only calls have, in the order of arrival."""
+        """Return the fields that only calls have, in the order in which the calls arrived."""
         parts: list[dict[str, EventColumn]] = []
         for batch in batches:
             own = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
@@ -256,7 +264,9 @@ class _EventTableBuilder:
     def _complete(
         self, rank: int, span: slice, call_fields: dict[str, EventColumn], at: EventColumn
     ) -> None:
-        """Fill the derived columns of a rank and add its members; row i is call `at[i]`, if any."""
+        """Fill the derived columns of a rank and add its members; if row i is a call, it is call
+        `at[i]`.
+        """
         columns = {field: column[span] for field, column in self._columns.items()}
         ends = columns["end_position"]
         ends[ends == OPEN_END_POSITION] = NEVER_ENDED
@@ -293,7 +303,7 @@ def _concatenate(columns: list[EventColumn]) -> EventColumn:
 def _spread_calls(
     call_fields: dict[str, EventColumn], calls: EventColumn, count: int
 ) -> dict[str, EventColumn]:
-    """Return fields of calls as columns of all events."""
+    """Return fields of calls as columns with an element for every event."""
     spread = {field: np.zeros(count, column.dtype) for field, column in call_fields.items()}
     for field, column in call_fields.items():
         spread[field][calls] = column

@@ -1,24 +1,24 @@
-"""Merge of one iteration: operators placed among the ordered calls, and all findings. Pure: no
-clock, no I/O.
+"""Merge of one iteration: operators are placed among the ordered calls, and all findings are
+collected. Pure: no clock, no I/O.
 
-The order follows these rules, and time where they leave it open:
+The order follows these rules; where they leave it open, time decides:
 
 1. the operators of a rank are in the order in which they started;
-2. a collective or message comes after everything that its members started before it, and
-   before everything that they started after it was complete; events that start in between are
-   not bound. Of two collectives on one rank the first comes first only when it was complete
-   before the other started. Nothing has to follow a call that is not complete;
+2. a collective or message comes after all events that its members started before it, and
+   before all events that they started after it was complete; events that start in between may
+   be on either side. Of two collectives on one rank, the first one comes first only if it was
+   complete before the second one started. No event has to follow a call that is not complete;
 3. a send comes before its receive;
-4. the rest is ordered by time: `start_us`, corrected by the exits from collectives
-   (`clock_correction`), on each rank never falling. The time of a collective is that of the last
-   event that a member started before it was complete.
+4. the rest is ordered by `start_us`, corrected by the exits from collectives
+   (`clock_correction`) and never falling on a rank. The time of a collective is the start of the
+   last event that a member started before the collective was complete.
 
-Rule 4 is exact: where the time of an entry is the latest among itself and all that must
-precede it, the entries are sorted by that time; operators of one time by (rank, position).
+Rule 4 is exact: where the time of an entry is the latest among itself and all entries that must
+precede it, the entries are sorted by that time; operators with the same time by (rank, position).
 
-A rank may have ended before it ended its session: findings say where in its program, and what it
-did not take part in. Where its last events may be missing, nothing is stated about the calls
-behind them.
+A rank may have ended before it ended its session: findings say where in its program it ended, and
+in which calls it did not take part. Where its last events may be missing, nothing is stated about
+the calls after them.
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ from rankdumpd.coordinator.merge.difference_findings import (
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
 
 _STRETCH_ELEMENTS = 1 << 17
-"""Approximate number of elements that are sorted at once: the rows that they point to stay in the
-processor's cache, so the cost of an element does not depend on the number of runs."""
+"""Approximate number of elements that are sorted together. The rows that they refer to then stay in
+the processor's cache, so the cost of an element does not depend on the number of runs.
+"""
 _SAMPLES = 64
-"""Elements of a stretch that are sampled to find where it ends."""
+"""Number of elements of a stretch that are sampled to find where it ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedRuns:
-    """Runs of rising keys, one after the other."""
+    """Several runs of rising keys, one after the other."""
 
     keys: EventColumn
     bounds: EventColumn
@@ -85,7 +86,8 @@ class SortedRuns:
 
 
 def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, EventColumn]]:
-    """Yield all elements sorted by their keys, equal ones in the order of their runs.
+    """Yield all elements sorted by their keys; elements with equal keys are in the order of their
+    runs.
 
     Each item is a stretch of the result: its elements run by run, the order that sorts them, and
     the run of each element in that order.
@@ -101,7 +103,9 @@ def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, Eve
 
 
 def _find_cuts(runs: SortedRuns) -> list[EventColumn]:
-    """Return for each run where its stretches begin, and where the last one ends."""
+    """Return for each stretch the position in each run where it begins, and where the last one
+    ends.
+    """
     spacing = _STRETCH_ELEMENTS // _SAMPLES
     samples = np.sort(runs.keys[::spacing])
     pivots = samples[_SAMPLES::_SAMPLES]
@@ -113,15 +117,15 @@ def _find_cuts(runs: SortedRuns) -> list[EventColumn]:
 
 
 def _sort_stable(keys: EventColumn) -> EventColumn:
-    """Return the stable order of the keys."""
+    """Return the order that sorts the keys and keeps equal keys in place."""
     if not len(keys):
         return np.empty(0, "i8")
     low, high = int(keys.min()), int(keys.max())
     bits = (len(keys) - 1).bit_length()
     if (high - low) >> (63 - bits):
         return np.argsort(keys, kind="stable")
-    # `sort` is faster than `argsort`, so each key carries its place in its low bits; the stable
-    # algorithm is the one that makes use of runs.
+    # `sort` is faster than `argsort`, so each key has its place in its low bits. The stable
+    # algorithm is used because it profits from runs.
     packed = ((keys - low) << bits) | np.arange(len(keys))
     packed.sort(kind="stable")
     return packed & ((1 << bits) - 1)
@@ -129,7 +133,7 @@ def _sort_stable(keys: EventColumn) -> EventColumn:
 
 _LINE_FIELDS = ("graph", "name", "start_us", "end_us", "stream", "position")
 _MAX_TIME_US = 1 << 62
-"""Times are clipped to this, so that the number of a call can be added to them."""
+"""Times are limited to this number of microseconds, so that the number of a call can be added."""
 
 
 def place_operators(
@@ -140,7 +144,7 @@ def place_operators(
     count = len(runs.keys)
     columns = {field: np.empty(count, table[field].dtype) for field in _LINE_FIELDS}
     columns |= {"call": np.empty(count, "i4"), "rank": np.empty(count, "u4")}
-    # Run 0 holds the calls, the others the operators of each rank.
+    # Run 0 has the calls; every other run has the operators of one rank.
     rank_of_run = np.array([0, *table.ranks], "u4")
     rank_of_call = table.members["rank"][match.first[order.calls]]
     low = 0
@@ -148,7 +152,7 @@ def place_operators(
         lines = slice(low, low + len(elements))
         rows = row_of[elements]
         for field in _LINE_FIELDS:
-            # Read run by run and sorted afterwards, to avoid random access to memory.
+            # Read run by run and sorted afterwards, which avoids random access to memory.
             columns[field][lines] = table[field][rows][by_key]
         element = elements[by_key]
         called = np.flatnonzero(run == 0)
@@ -163,11 +167,12 @@ def place_operators(
 def _build_runs(
     table: EventTable, match: CallMatch, order: CallOrder
 ) -> tuple[SortedRuns, EventColumn]:
-    """Return the runs to sort, the calls before the operators of each rank; and all rows.
+    """Return the runs to sort, first the calls, then the operators of each rank, and the rows of
+    all.
 
-    A key is the time plus the number of calls that come before. That sorts by the number and then
-    by time, because entries before a call are never younger than it, and those after it never
-    older.
+    A key is the time plus the number of calls that come before. Sorting by it sorts by this number
+    and then by time, because entries before a call are never younger than the call, and entries
+    after it never older.
     """
     height = len(match) + len(table["kind"]) - len(table.members["row"])
     keys, row_of = np.empty(height, "i8"), np.empty(height, "i8")
@@ -177,7 +182,7 @@ def _build_runs(
     )
     row_of[: len(match)] = table.members["row"][match.first[order.calls]]
     index = order.index[map_members_to_calls(match)]
-    # Bounds for rows before the first call and after the last one.
+    # Limits for rows before the first call and after the last one.
     ages = np.concatenate(([np.iinfo("i8").min], order.time_us, [np.iinfo("i8").max]))
     for rank, rows in table.ranks.items():
         operators = np.flatnonzero(table["kind"][rows] == int(EventKind.OPERATOR))
@@ -196,8 +201,8 @@ def _bound_rows(
 ) -> tuple[EventColumn, EventColumn]:
     """Return for each row of a rank how many calls come before it, and its time.
 
-    The last of these calls is the last one complete before the row on its rank, or a later one
-    that is older by time: every call that the row must precede has at least the row's time.
+    The last of these calls is the last one that was complete before the row on its rank, or a later
+    call that is older by time. No call that the row must precede can be older than the row.
     """
     rows, own = table.ranks[rank], table.member_ranks[rank]
     ends = table.members["end_position"][own]
@@ -216,7 +221,7 @@ def _bound_rows(
 def collect_ordered_calls(
     table: EventTable, match: CallMatch, order: CallOrder, missing: Mapping[int, tuple[int, ...]]
 ) -> OrderedCalls:
-    """Return the calls with their members, first to last."""
+    """Return the calls with their members, from first to last."""
     sizes = np.diff(match.bounds)[order.calls]
     bounds = np.concatenate(([0], np.cumsum(sizes))).astype("i8")
     starts = match.bounds[:-1][order.calls]
@@ -254,7 +259,7 @@ _MEMBER_FIELDS = (
 
 
 def merge_iteration(view: IterationView) -> GlobalOrder:
-    """Return the order of one iteration; ranks that the plan excludes are never missing."""
+    """Return the order of one iteration; ranks that the plan excludes never count as missing."""
     table = build_event_table(view.events)
     match = match_calls(table)
     order = order_calls(table, match)
@@ -312,11 +317,11 @@ def _add_iteration(finding: Finding, view: IterationView) -> Finding:
 
 
 _RanksByCase = dict[tuple[str, str, int], list[int]]
-"""Ranks by group, reason and number."""
+"""Ranks by group, reason and number of collectives."""
 
 
 def build_unseen_findings(events: Mapping[int, Sequence[EventColumns]]) -> Iterator[Finding]:
-    """Yield a finding for each group, reason and number of collectives that were not seen."""
+    """Yield a finding for each group, reason and number of collectives that were not observed."""
     for (group, reason, count), ranks in sorted(_collect_cases(events).items()):
         where = f" of group {group!r}" if group else ""
         number = f"{count} " if count else ""
@@ -378,7 +383,7 @@ def build_ended_findings(
 
 
 def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[int, Sequence[int]]:
-    """Return the calls that each rank that ended did not arrive at, in their order."""
+    """Return the calls at which each ended rank did not arrive, in their order."""
     ended = set(list_ended_ranks(view))
     missed: dict[int, list[int]] = {}
     for call, ranks in absence.missing.items():
@@ -388,11 +393,11 @@ def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[
 
 
 def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
-    """Return the first of a rank's missed calls that it would have executed.
+    """Return the call that a rank would have executed first among the calls that it missed.
 
-    If another member that misses a call waits in a second one, it would execute the second one
-    first, and so would this rank. Times of arrival do not show that order, because members of the
-    later call may arrive there first.
+    If another member that misses a call waits in a second one, it would execute the second call
+    first, and so would this rank. Arrival times do not show this order, because members of the
+    later call may arrive first.
     """
     for call in calls:
         before = {absence.waiting.get(rank, call) for rank in absence.missing[call]} - {call}
@@ -407,12 +412,12 @@ def _is_expected(table: EventTable, view: IterationView, rank: int) -> bool:
 
 
 def _find_last_time(table: EventTable, rank: int) -> int:
-    """Return the start of the last event of a rank; 0 for one that ended before."""
+    """Return the start of a rank's last event; 0 for a rank without events."""
     return int(table["time_us"][table.ranks[rank].stop - 1]) if rank in table.ranks else 0
 
 
 def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, tuple[str, int]]:
-    """Return where a rank ended, with name and position of its last event."""
+    """Return where in its program a rank ended, with the name and position of its last event."""
     if rank not in table.ranks:
         return "before this iteration", ("", -1)
     row = table.ranks[rank].stop - 1
@@ -428,7 +433,9 @@ def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, 
 
 
 def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
-    """Return on which members a call failed, as the end of a sentence; empty for none."""
+    """Return the end of a sentence with the members on which a call failed; empty if it failed on
+    none.
+    """
     members = match.list_members(call)
     failed = [m for m in members if table.members["outcome"][m] == CallOutcome.FAILED]
     if not failed:
