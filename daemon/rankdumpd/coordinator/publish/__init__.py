@@ -1,3 +1,3 @@
-"""Publication of the merged order into the tree of its job: CSV, Parquet, traces, findings and
-hints.
+"""Publication of the merged order in the tree of its job: CSV, Parquet, traces,
+findings and hints.
 """

@@ -1,4 +1,4 @@
-"""CSV lines of the merged order, and columns formatted as text some thousand rows at once. Pure.
+"""CSV lines of the merged order, formatted column by column for some thousand rows at once. Pure.
 
 Rows are an array of fixed width, filled column by column from tables of digits and texts; the
 padding is removed at the end. That is several times as fast as formatting row by row. A test
@@ -20,7 +20,7 @@ _SCAN_ROWS = 1 << 16
 
 
 def list_graphs(order: GlobalOrder) -> list[int]:
-    """Return the graphs of an order, lowest first."""
+    """Return the graphs of an order, the lowest number first."""
     found: set[int] = set()
     column = order.columns["graph"]
     for low in range(0, len(order), _SCAN_ROWS):
@@ -29,7 +29,7 @@ def list_graphs(order: GlobalOrder) -> list[int]:
 
 
 def iter_line_blocks(order: GlobalOrder, graph: int, size: int) -> Iterator[EventColumn]:
-    """Yield the numbers of a graph's lines in order, from at most `size` lines at once."""
+    """Yield the numbers of a graph's lines in order, at most `size` of them at a time."""
     column = order.columns["graph"]
     for low in range(0, len(order), size):
         lines = low + np.flatnonzero(column[low : low + size] == graph)
@@ -38,26 +38,27 @@ def iter_line_blocks(order: GlobalOrder, graph: int, size: int) -> Iterator[Even
 
 
 def iter_rows(*columns: EventColumn) -> Iterator[tuple[int, ...]]:
-    """Yield the rows of columns of one length, without a list of all rows."""
+    """Yield the rows of columns with equal lengths, without a list of all rows."""
     for low in range(0, len(columns[0]), _SCAN_ROWS):
         lists = [column[low : low + _SCAN_ROWS].tolist() for column in columns]
         yield from zip(*lists, strict=True)
 
 
 CellPiece: TypeAlias = "bytes | EventColumn"
-"""Bytes that all rows share, or one element per row, padded with zero bytes."""
+"""Part of a cell: bytes that all rows share, or one element per row, padded with zero bytes."""
 
 _PADDING = b"\0"
 _DIGIT_STEP = 10_000
 _PLAIN_DIGITS = [b"%d" % number for number in range(_DIGIT_STEP)]
 _PADDED_DIGITS = [b"%04d" % number for number in range(_DIGIT_STEP)]
-# Four bytes are copied at once as a number. The second half is for digits after other digits.
+# Each entry has four bytes, which are copied at once as a number. The second half of the table is
+# for digits that follow other digits.
 _INNER_DIGITS = np.array([b"", *_PLAIN_DIGITS[1:], *_PADDED_DIGITS], dtype="S4").view("u4")
 _LAST_DIGITS = np.array([*_PLAIN_DIGITS, *_PADDED_DIGITS], dtype="S4").view("u4")
 
 
 class TextCells:
-    """A table of texts without zero bytes."""
+    """Table of texts that contain no zero bytes."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         encoded = [text.encode() for text in texts]
@@ -65,7 +66,7 @@ class TextCells:
         self._lengths = np.array([len(text) for text in encoded], dtype="i4")
 
     def select_texts(self, places: EventColumn) -> EventColumn:
-        """Return the texts at these places, padded to the longest of them."""
+        """Return the texts with these numbers, padded to the length of the longest one."""
         return self._texts[places].astype(f"S{max(1, int(self._lengths[places].max()))}")
 
 
@@ -93,7 +94,7 @@ def format_digits(values: EventColumn) -> Iterator[CellPiece]:
 
 
 def lay_out_rows(pieces: Sequence[CellPiece], count: int) -> EventColumn:
-    """Return rows of these pieces, with padding."""
+    """Return rows that consist of these pieces, with padding."""
     form = [(str(at), np.asarray(piece).dtype) for at, piece in enumerate(pieces)]
     rows = np.empty(count, dtype=form)
     for at, piece in enumerate(pieces):
@@ -106,7 +107,7 @@ def pack_rows(rows: EventColumn) -> bytes:
     return rows.tobytes().translate(None, _PADDING)
 
 
-# Larger blocks fall out of the processor's cache.
+# Larger blocks do not fit into the processor's cache.
 _BLOCK_LINES = 4096
 
 
@@ -129,7 +130,7 @@ def format_csv_lines(order: GlobalOrder, graph: int, first_position: int) -> Ite
 def _format_operators(
     order: GlobalOrder, names: TextCells, lines: EventColumn, first_position: int
 ) -> EventColumn:
-    """Return a row for each line, as if all were lines of operators."""
+    """Return a row for each line, formatted as if every line were an operator's."""
     columns = order.columns
     graph = int(columns["graph"][lines[0]])
     pieces: list[CellPiece] = [
@@ -149,4 +150,4 @@ _REMAINING_COLUMNS = (
     ("position", b",,"),
     ("stream", b","),
 )
-"""Columns of an operator's line after its name, each with the text before it."""
+"""Columns of an operator's line after its name, each with the text in front of it."""

@@ -1,7 +1,7 @@
-"""Trace of the merged order of an iteration, which Perfetto and chrome://tracing open. Pure.
+"""Trace of the merged order of an iteration, for Perfetto and chrome://tracing. Pure.
 
-Ranks are processes, streams are threads; calls of a stream have separate threads, because they
-continue while operators run, and slices that overlap get separate lanes. A flow connects the
+Ranks are shown as processes, streams as threads. Calls of a stream have separate threads, because
+they continue while operators run, and slices that overlap get separate lanes. A flow connects the
 members of a collective in the order of their arrival, or a send and its receive. Times are
 microseconds since the first event of the iteration, on the coordinator's clock.
 """
@@ -30,13 +30,17 @@ from rankdumpd.coordinator.publish.order_lines import (
 )
 
 _MAX_NESTED_LANES = 16
-"""Lanes of nested slices per track; a slice that fits into none is drawn over others."""
+"""Largest number of lanes for nested slices per track; a slice that fits into none of them overlaps
+others.
+"""
 
 
 def assign_separate_lanes(
     track: EventColumn, start_us: EventColumn, end_us: EventColumn
 ) -> EventColumn:
-    """Return a lane for each slice, the lowest of its track where it overlaps no other."""
+    """Return a lane for each slice: the lowest lane of its track in which it overlaps no other
+    slice.
+    """
     lanes = np.zeros(len(track), "i4")
     of, used = -1, 0
     free: list[int] = []
@@ -58,7 +62,9 @@ def assign_separate_lanes(
 def assign_nested_lanes(
     track: EventColumn, start_us: EventColumn, end_us: EventColumn
 ) -> EventColumn:
-    """Return a lane for each slice, the lowest of its track where it nests."""
+    """Return a lane for each slice: the lowest lane of its track in which it nests with
+    all others.
+    """
     lanes = np.zeros(len(track), "i4")
     of = -1
     ends: list[list[int]] = [[]]
@@ -85,39 +91,43 @@ def _find_fitting_lane(ends: list[list[int]], start: int, end: int) -> int:
 def _iter_by_start(
     track: EventColumn, start_us: EventColumn, end_us: EventColumn
 ) -> Iterator[tuple[int, ...]]:
-    """Yield number, track, start and end of each slice; one that contains another comes first."""
+    """Yield number, track, start and end of each slice; a slice comes before the slices it
+    contains.
+    """
     order = np.lexsort((-end_us, start_us, track))
     return iter_rows(order, track[order], start_us[order], end_us[order])
 
 
 _MAX_NAMED_RANKS = 8
-"""Ranks listed in the name of a slice; its arguments have all."""
+"""Largest number of ranks in the name of a slice; its arguments contain all ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallMemberColumns:
-    """The members of some calls, call by call; every column has one element per member."""
+    """The members of several calls, call by call; every column has one element per member."""
 
     lines: EventColumn
     """Lines of the order that are calls."""
     line: EventColumn
-    """Index into the lines above."""
+    """Position of each member's call in `lines`."""
     call: EventColumn
     rank: EventColumn
     stream: EventColumn
     position: EventColumn
     is_open: EventColumn
-    """Whether the member has not completed."""
+    """Whether each member has not completed the call."""
     start_us: EventColumn
     end_us: EventColumn
-    """As drawn: at least one microsecond after the start; the end of the trace when open."""
+    """End of the slice: at least one microsecond after its start; for an open call the end of the
+    trace.
+    """
     waited_us: EventColumn
-    """Time until the last member arrived."""
+    """Microseconds until the last member arrived."""
     stall_us: EventColumn
 
 
 def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -> CallMemberColumns:
-    """Return the members of the calls among some lines; open ones end at `last_us`."""
+    """Return the members of the calls among these lines; open calls end at `last_us`."""
     calls = order.calls
     call_of_line = order.columns["call"][lines]
     lines = lines[call_of_line >= 0]
@@ -144,7 +154,7 @@ def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -
 
 
 class TraceOrigin(NamedTuple):
-    """Position in the order of the job, and time, at which an iteration begins."""
+    """Position in the order of the job, and time, at which the iteration begins."""
 
     first_position: int
     first_us: int
@@ -153,7 +163,7 @@ class TraceOrigin(NamedTuple):
 def build_member_events(
     order: GlobalOrder, members: CallMemberColumns, thread_of: EventColumn, origin: TraceOrigin
 ) -> Iterator[str]:
-    """Yield a slice for each member, given the number of its thread."""
+    """Yield a slice for each member; `thread_of` returns the number of its thread."""
     heads: dict[int, tuple[str, str]] = {}
     columns = (
         *(members.line, members.call, members.rank, thread_of, members.start_us - origin.first_us),
@@ -163,7 +173,8 @@ def build_member_events(
     for row in iter_rows(*columns):
         line, call, rank, thread, start, took, place, waited, stall, is_open = row
         if line not in heads:
-            # The rows of a call are consecutive, so earlier heads are not needed any more.
+            # The rows of a call are consecutive, so the heads of earlier calls are not needed any
+            # more.
             position = int(members.lines[line]) + origin.first_position
             heads = {line: _format_head(order, call, position)}
         head, args = heads[line]
@@ -176,7 +187,7 @@ def build_member_events(
 
 
 def _format_head(order: GlobalOrder, call: int, position: int) -> tuple[str, str]:
-    """Return category and name of a call's slices, and their arguments, without braces."""
+    """Return the category and name of a call's slices, and their arguments without braces."""
     entry = order.call_entry(position, call)
     kind = entry.kind.name.lower()
     name = f"{kind} {entry.name}"
@@ -200,18 +211,18 @@ def _format_head(order: GlobalOrder, call: int, position: int) -> tuple[str, str
 
 @dataclass(frozen=True, slots=True)
 class TraceThread:
-    """One row of the trace."""
+    """One row of the trace as a viewer shows it."""
 
     rank: int
     number: int
-    """Rises from 1 in each rank: viewers take 0 for the idle thread."""
+    """Number of the thread, from 1 on in each rank, because viewers take 0 for the idle thread."""
     name: str
 
 
 def assign_threads(
     order: GlobalOrder, operators: EventColumn, members: CallMemberColumns
 ) -> tuple[list[TraceThread], EventColumn, EventColumn]:
-    """Return all threads, and the number of each operator's and each member's."""
+    """Return all threads, and the thread number of each operator and of each member."""
     rank, stream, start, end = (order.columns[name][operators] for name in _OPERATOR_FIELDS)
     tracks, track_of = np.unique(
         np.concatenate(
@@ -224,7 +235,8 @@ def assign_threads(
         assign_nested_lanes(own, start, np.maximum(end, start)),
         _CALL_LANE_OFFSET + assign_separate_lanes(of_calls, members.start_us, members.end_us),
     )
-    # One number for track and lane, which sorts by track first; `_number_threads` splits it again.
+    # Track and lane are combined into one number, which sorts by track first; `_number_threads`
+    # splits it again.
     rows, row_of = np.unique(
         track_of * 2 * _CALL_LANE_OFFSET + np.concatenate(lanes), return_inverse=True
     )
@@ -235,7 +247,7 @@ def assign_threads(
 
 _OPERATOR_FIELDS = ("rank", "stream", "start_us", "end_us")
 _CALL_LANE_OFFSET = 1 << 30
-"""Added to the lanes of calls, which are drawn below those of operators."""
+"""Added to the lanes of calls, so that calls are shown below operators."""
 
 
 def _number_tracks(rank: EventColumn, stream: EventColumn) -> EventColumn:
@@ -243,7 +255,7 @@ def _number_tracks(rank: EventColumn, stream: EventColumn) -> EventColumn:
 
 
 def _number_threads(rows: EventColumn, tracks: EventColumn) -> list[TraceThread]:
-    """Name each track and lane, numbered from 1 in each rank."""
+    """Return a thread for each track and lane, numbered from 1 in each rank."""
     threads: list[TraceThread] = []
     for row in rows.tolist():
         track, lane = divmod(row, 2 * _CALL_LANE_OFFSET)
@@ -256,15 +268,15 @@ def _number_threads(rows: EventColumn, tracks: EventColumn) -> list[TraceThread]
 
 
 _FlowPoint = tuple[int, int, int]
-"""Rank, thread and time of one end of an arrow, within a slice."""
+"""Rank, thread and time of one end of an arrow; the time is within a slice."""
 _MessageKey = tuple[ProcessGroup, int, int, int]
-"""Group, sender, receiver, sequence."""
+"""Group, sender, receiver and sequence number of a message."""
 
 
 def build_flow_events(
     order: GlobalOrder, members: CallMemberColumns, thread_of: EventColumn, first_us: int
 ) -> Iterator[str]:
-    """Yield the events of all flows, each flow's in the order of their times."""
+    """Yield the events of all flows; those of each flow are in the order of time."""
     bounds = np.searchsorted(members.line, np.arange(len(members.lines) + 1)).tolist()
     start, end = members.start_us - first_us, members.end_us - first_us
     sends: defaultdict[_MessageKey, list[_FlowPoint]] = defaultdict(list)
@@ -314,7 +326,7 @@ _BLOCK_OPERATORS = 4096
 
 
 def format_trace(order: GlobalOrder, graph: int, first_position: int) -> Iterator[bytes]:
-    """Yield a JSON object in pieces, an event a line."""
+    """Yield a JSON object in pieces, with one event per line."""
     lines = np.concatenate([*iter_line_blocks(order, graph, len(order))])
     first_us, last_us = _find_time_span(order)
     operators = lines[order.columns["call"][lines] < 0]
@@ -333,7 +345,9 @@ def format_trace(order: GlobalOrder, graph: int, first_position: int) -> Iterato
 
 
 def _find_time_span(order: GlobalOrder) -> tuple[int, int]:
-    """Return the first start and the last end of all graphs, so that their traces align."""
+    """Return the first start and the last end in all graphs, so that traces of several graphs
+    align.
+    """
     times = [order.columns[name] for name in ("start_us", "end_us")]
     times += [order.calls.members[name] for name in ("start_us", "end_us")]
     filled = [column for column in times if len(column)]
@@ -341,7 +355,7 @@ def _find_time_span(order: GlobalOrder) -> tuple[int, int]:
 
 
 def _format_metadata(threads: list[TraceThread]) -> Iterator[str]:
-    """Yield the names and places of processes and threads."""
+    """Yield the names and the sort positions of processes and threads."""
     for rank in sorted({thread.rank for thread in threads}):
         yield _format_metadata_event("process_name", rank, 0, name=f"rank {rank}")
         yield _format_metadata_event("process_sort_index", rank, 0, sort_index=rank)
@@ -359,7 +373,7 @@ def _format_metadata_event(what: str, rank: int, thread: int, **args: object) ->
 def _format_operator_events(
     order: GlobalOrder, operators: EventColumn, thread_of: EventColumn, origin: TraceOrigin
 ) -> Iterator[bytes]:
-    """Yield the slices of operators, many in one piece."""
+    """Yield the slices of operators, many of them in one piece."""
     names = TextCells(map(json.dumps, order.names))
     for low in range(0, len(operators), _BLOCK_OPERATORS):
         lines = operators[low : low + _BLOCK_OPERATORS]

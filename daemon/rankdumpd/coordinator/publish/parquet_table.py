@@ -1,4 +1,4 @@
-"""Parquet table of the merged order of an iteration, where pyarrow is installed."""
+"""Parquet table of the merged order of an iteration, written if pyarrow is installed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KINDS = ("", *(kind.name for kind in EventKind))
 
 
 def has_parquet() -> bool:
-    """Return whether tables can be written."""
+    """Return whether pyarrow is installed, so that tables can be written."""
     return _import_arrow() is not None
 
 
 def write_parquet_table(path: Path, order: GlobalOrder, graph: int, first_position: int) -> None:
-    """Write the lines of a graph; the file appears as a whole or not at all."""
+    """Write the lines of a graph to a file, which appears as a whole or not at all."""
     arrow = _import_arrow()
     batches = _build_batches(arrow, order, graph, first_position)
     first = next(batches)
@@ -87,7 +87,7 @@ def _build_batches(
 
 
 class _TablePart:
-    """Some lines of an order, with the members of each."""
+    """Some lines of an order, with the members of each line."""
 
     def __init__(self, arrow: Any, order: GlobalOrder, lines: EventColumn) -> None:
         self._arrow = arrow
@@ -98,20 +98,24 @@ class _TablePart:
         self._calls = call[self._is_call]
 
     def scalar(self, field: str, of_operators: EventColumn | int) -> EventColumn:
-        """Return a column of the calls, with other values for operators."""
+        """Return a column whose values come from the calls for calls, and from `of_operators` for
+        operators.
+        """
         column = np.empty(len(self._lines), "i8")
         column[:] = of_operators
         column[self._is_call] = self._order.calls.columns[field][self._calls]
         return column
 
     def text(self, places: EventColumn, table: Any) -> Any:
-        """Return texts, given their places in a table."""
+        """Return the texts of a table at these positions."""
         return self._arrow.DictionaryArray.from_arrays(
             self._arrow.array(places.astype("i4")), table
         )
 
     def members(self, field: str, code: str) -> Any:
-        """Return a list per line: the member's value, one for an operator."""
+        """Return a list per line: the values of the call's members, or the single value of an
+        operator.
+        """
         counts = np.ones(len(self._lines), "i8")
         counts[self._is_call], members = self._order.calls.locate_members(self._calls)
         is_call = np.repeat(self._is_call, counts)
@@ -121,7 +125,7 @@ class _TablePart:
         return self._list(counts, values)
 
     def missing(self) -> Any:
-        """Return a list per line: ranks that should have taken part and did not."""
+        """Return a list per line: the ranks that should have taken part in the call and did not."""
         lists = [self._order.calls.missing.get(call, ()) for call in self._calls.tolist()]
         counts = np.zeros(len(self._lines), "i8")
         counts[self._is_call] = [len(ranks) for ranks in lists]

@@ -1,14 +1,14 @@
 """Publisher and reader of the merged order, and the order folder of a job with its committed sizes.
 
 Every graph has a CSV file that grows, and for each iteration a Parquet table and a trace. The
-published offsets, which the caller keeps, hold the committed size of each growing file. A committed
-line is never edited, and an iteration is written as a whole or not at all.
+published offsets, which the caller stores, contain the committed size of each growing file. A
+committed line is never changed, and an iteration is written as a whole or not at all.
 
-Attempts of a job after the first have files of their own, and positions go on from one to the next.
-Plain file names belong to the first job that publishes into a tree, which `execution_order.job`
-names; other jobs have their tag in the names. Bytes after the committed ones are the remains of a
-crash. Without offsets, when the state was lost, existing lines are kept except those of the
-iteration that is about to be written, because it was not committed.
+Attempts of a job after the first one have files of their own, and positions continue from one
+attempt to the next. File names without a tag belong to the first job that publishes into a tree,
+which `execution_order.job` names; the file names of other jobs contain a tag. Bytes after the
+committed ones were left by a crash. Without offsets, because the state was lost, existing lines are
+kept except for those of the iteration that is about to be written, because it was not committed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _HEADER = ORDER_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class OrderFolder:
-    """Folder of a job's order, with its files truncated to their committed sizes."""
+    """Folder of a job's order, whose files are truncated to their committed sizes."""
 
     folder: Path
     tag: str
@@ -70,7 +70,7 @@ class OrderFolder:
     position: int
 
     def name_file(self, file_name: str) -> str:
-        """Return the name of a file of this job, with its tag if it has one."""
+        """Return a file name of this job, which contains the job's tag if it has one."""
         return add_job_tag(file_name, self.tag)
 
 
@@ -83,10 +83,11 @@ def open_order_folder(
     iteration: int = -1,
     attempt: int = 0,
 ) -> OrderFolder:
-    """Return the folder of a job; CorruptedError, RejectedError, UnavailableError or OSError.
+    """Open the folder of a job; CorruptedError, RejectedError, UnavailableError or OSError on
+    failure.
 
-    `roots` are the folders that trees may be in, anywhere when empty; `iteration` of `attempt` is
-    the one that is to be written, if any.
+    `roots` are the folders that trees may be in; if empty, trees may be anywhere. `iteration` of
+    `attempt` is the iteration that is about to be written, if any.
     """
     if not root:
         raise UnavailableError(f"no agent has reported the tree of job {job_id!r}")
@@ -115,7 +116,7 @@ def open_order_folder(
 
 
 def _claim_folder(path: Path, job_id: str) -> str:
-    """Return the job that owns the plain names: this one if it is the first."""
+    """Return the job that owns the file names without a tag: this job if it is the first one."""
     try:
         with open(path, "x", encoding="utf-8", newline="", opener=open_without_links) as file:
             file.write(job_id)
@@ -140,7 +141,7 @@ def _has_committed_bytes(path: Path, size_bytes: int) -> bool:
 
 
 def _check_order_file(path: Path) -> None:
-    """Raise CorruptedError when the first line is not that of an execution order."""
+    """Raise a CorruptedError when the first line is not the header of an execution order."""
     with open(path, "rb", opener=open_without_links) as file:
         head = file.readline()
     if parse_order_file_name(path.name):
@@ -154,9 +155,10 @@ def _check_order_file(path: Path) -> None:
 
 
 def _recover_folder(folder: Path, tag: str, written: tuple[int, int], position: int) -> OrderFolder:
-    """Return the folder with its files truncated before torn lines and those of an iteration.
+    """Truncate the files before incomplete lines and before lines of an iteration; return the
+    folder.
 
-    `written` are the iteration and its attempt.
+    `written` is the iteration with its attempt.
     """
     sizes: dict[str, int] = {}
     for name in _list_order_files(folder, tag):
@@ -175,7 +177,7 @@ def _recover_folder(folder: Path, tag: str, written: tuple[int, int], position: 
 
 
 _LineNumbers = Callable[[bytes], tuple[tuple[int, int], int]]
-"""Returns the iteration of a line with its attempt, and the position of the next line."""
+"""Function that returns the iteration and attempt of a line, and the position of the next line."""
 
 
 def _parse_order_numbers(attempt: int, line: bytes) -> tuple[tuple[int, int], int]:
@@ -193,7 +195,9 @@ def _parse_finding_numbers(line: bytes) -> tuple[tuple[int, int], int]:
 def _measure_whole_lines(
     path: Path, numbers: _LineNumbers, written: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the bytes before a torn last line and a written iteration, and the next position."""
+    """Return the number of bytes before an incomplete last line and before the iteration `written`,
+    and the next position.
+    """
     size_bytes = at = next_position = 0
     for line in _iter_whole_lines(path):
         try:
@@ -232,9 +236,9 @@ class OrderPublisher:
         trace_events: int = 1_000_000,
         roots: Sequence[str] = (),
     ) -> None:
-        """Write tables and traces of iterations with at most so many events.
+        """Tables and traces are written for iterations with at most this number of events.
 
-        `roots` are the folders that trees may be in, anywhere when empty.
+        `roots` are the folders that trees may be in; if empty, trees may be anywhere.
         """
         self.roots = roots
         self._table_events = table_events
@@ -244,9 +248,9 @@ class OrderPublisher:
     def append(
         self, order: GlobalOrder, *, job_id: str, root: str, offsets: PublishedOffsets | None
     ) -> tuple[PublishedOffsets | None, str]:
-        """Write an iteration, all of it or nothing.
+        """Write an iteration as a whole or not at all.
 
-        Return the new offsets and an empty text, or no offsets and why nothing was written;
+        Return the new offsets and an empty text, or no offsets and why nothing was written.
         ExhaustedError when the disk is full or fails and another attempt may succeed.
         """
         try:
@@ -277,7 +281,7 @@ class OrderPublisher:
         """Write findings beside the order, all or none.
 
         Return the new offsets and an empty text, or the old offsets and why nothing was written;
-        ExhaustedError as `append` raises it.
+        ExhaustedError as in `append`.
         """
         if not findings:
             return offsets, ""
@@ -323,7 +327,7 @@ class OrderPublisher:
 
 
 def _raise_if_transient(root: str, error: Exception) -> None:
-    """Raise ExhaustedError where another attempt may succeed."""
+    """Raise an ExhaustedError if another attempt may succeed."""
     if state_files.is_transient(error):
         raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
 
@@ -331,7 +335,7 @@ def _raise_if_transient(root: str, error: Exception) -> None:
 def read_published_entries(
     offsets: PublishedOffsets, graph: int | None = None
 ) -> Iterator[OrderEntry]:
-    """Yield the committed entries in order, of one graph or of all."""
+    """Yield the committed entries in order, for one graph or for all."""
     parts = [
         _read_entries(Path(offsets.root) / GLOBAL_ORDER_FOLDER / name, size, named.attempt)
         for name, size in offsets.sizes.items()
@@ -376,7 +380,8 @@ def _write_trace(path: Path, order: GlobalOrder, graph: int, first_position: int
 
 
 def _undo_step(step: Callable[[], None]) -> None:
-    # A failed step is repeated before the next iteration: the offsets do not include its bytes.
+    # A failed step is repeated before the next iteration, because the offsets do not include its
+    # bytes.
     with suppress(OSError):
         step()
 
