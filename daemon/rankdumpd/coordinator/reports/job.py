@@ -1,5 +1,5 @@
-"""Collected data of one job: unpublished events by iteration, findings, readiness of iterations,
-and snapshots. No I/O, and the clock is an argument; the owner holds the lock.
+"""Collected data of one job: unpublished events by iteration, findings, which iterations are ready,
+and snapshots. No I/O; the clock is an argument, and the owner holds the lock.
 """
 
 from __future__ import annotations
@@ -60,30 +60,32 @@ IterationParts: TypeAlias = list[tuple[int, EventColumns]]
 
 @dataclass(slots=True)
 class PendingIteration:
-    """Unpublished events of one iteration."""
+    """Unpublished events of one iteration of one run."""
 
     iteration: int
     run: int
     first_s: float
-    """Time at which its first events arrived."""
+    """Time at which the first events of the iteration arrived."""
     last_s: float
-    """Time at which its last report arrived."""
+    """Time at which the last report about the iteration arrived."""
     root: str = ""
-    """Tree of the job when its first events arrived; empty when none was reported yet."""
+    """Root of the job's tree when the first events arrived; empty when none was reported yet."""
     attempt: int = 0
-    """Number of the attempt that ran it."""
+    """Number of the attempt that ran the iteration."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
-    """Batches of each rank."""
+    """Batches of events of each rank."""
     starts: dict[int, int] = field(default_factory=dict[int, int])
-    """How often each of these ranks had started over before."""
+    """Number of restarts of each of these ranks before these events."""
     lowest: dict[str, int] = field(default_factory=dict[str, int])
-    """Lowest item number of each agent that may have events here."""
+    """For each agent, the lowest item number that may have events of the iteration."""
     last_positions: dict[int, int] = field(default_factory=dict[int, int])
-    """Last position of each rank."""
+    """Last position of each rank in the iteration."""
     count: int = 0
-    """Number of events of all ranks, each once: agents resend some, and complete open calls."""
+    """Number of events of all ranks, each counted once, although agents resend events and report
+    open calls again.
+    """
     has_open_calls: bool = False
-    """Whether an event was not complete when it arrived."""
+    """Whether any event was not complete when it arrived."""
 
     def add(
         self,
@@ -94,7 +96,7 @@ class PendingIteration:
         origin: tuple[str, int],
         now_s: float,
     ) -> None:
-        """Add a part of a batch; `origin` is its agent and the lowest number of its report."""
+        """Add a part of a batch; `origin` is the agent and the lowest item number of its report."""
         self.count += self._count_new(rank, part)
         self.events.setdefault(rank, []).append(part)
         self.starts[rank] = start
@@ -104,10 +106,10 @@ class PendingIteration:
             self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
     def _count_new(self, rank: int, part: EventColumns) -> int:
-        """Return the number of events of a part that are not in earlier ones of the rank."""
+        """Return the number of events of a part that are not in earlier parts of the rank."""
         new = np.unique(part.columns["position"])
         last = self.last_positions.get(rank, 0)
-        # Most parts begin behind the earlier ones, which are not looked at then.
+        # Most parts begin behind all earlier parts, which then need not be searched.
         if len(new) and rank in self.events and int(new[0]) <= last:
             known = (batch.columns["position"] for batch in self.events[rank])
             new = np.setdiff1d(new, np.concatenate([each[each >= new[0]] for each in known]))
@@ -124,7 +126,7 @@ def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumn
     if not len(numbers):
         return
     lowest = int(numbers.min())
-    # Most batches belong to one iteration; checking that must not cost a sort.
+    # Most batches belong to one iteration, and should not be sorted to find that out.
     if lowest == int(numbers.max()):
         yield lowest, columns
         return
@@ -136,7 +138,9 @@ def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumn
 
 
 def _iter_unseen_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
-    """Yield parts without events: the iteration of unseen collectives may have none here."""
+    """Yield a part without events for each iteration that has unseen collectives, because a batch
+    may have no events of that iteration.
+    """
     empty = {name: column[:0] for name, column in columns.columns.items()}
     for iteration in sorted({each.iteration for each in columns.unseen}):
         unseen = tuple(each for each in columns.unseen if each.iteration == iteration)
@@ -144,35 +148,39 @@ def _iter_unseen_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumn
 
 
 MAX_FINDINGS = 1000
-"""Findings kept of a job; the others are counted, and are in the file beside the order."""
-MAX_REPORT_DELAY_US = 1_000_000
-"""Events that a rank began this long before it sent a batch are in that batch or earlier ones."""
-ABANDONED_JOB_TIMEOUT_S = 3600.0
-"""A job of which nothing has been reported for this long waits for no agent: all its hosts are
-gone.
+"""Largest number of findings that a job keeps; further ones are counted, and are in the file beside
+the order.
 """
+MAX_REPORT_DELAY_US = 1_000_000
+"""An event that a rank began this many microseconds before it sent a batch is in that batch or an
+earlier one.
+"""
+ABANDONED_JOB_TIMEOUT_S = 3600.0
+"""Seconds without a report after which a job waits for no agent, because all its hosts are gone."""
 CLOSED_JOB_TIMEOUT_S = 5.0
-"""A job whose sessions are all closed is over after this time without a report."""
+"""Seconds without a report after which a job with closed sessions only is over."""
 
 
 class ReportedJob:
-    """Ranks, unpublished events and findings of one job, and its rows that are not on disk yet."""
+    """Ranks, unpublished events and findings of one job, and its state rows that are not on disk
+    yet.
+    """
 
     def __init__(self, job_id: str, *, now_s: float) -> None:
         self.job_id = job_id
         self.first_s = self.last_report_s = now_s
         self.has_changed = False
-        """Whether a report arrived since the job was last written."""
+        """Whether a report has arrived since the job was last written to the state."""
         self.roots: dict[str, None] = {}
-        """Trees that were reported; the order is published in the first of them."""
+        """Roots of the trees that were reported; the order is published in the first one."""
         self._other_trees: dict[str, None] = {}
         self.ranks = RankRegistry()
         self.pending: dict[int, PendingIteration] = {}
-        # Iterations of earlier runs, to be published before those of the present one.
+        # Iterations of earlier runs, which are published before the iterations of the present run.
         self.earlier_runs: list[PendingIteration] = []
         self.in_publication: PendingIteration | None = None
         self.rows: dict[object, StateRow] = {}
-        """Rows that changed since they were last written, by their keys."""
+        """State rows that have changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
         self.offsets: PublishedOffsets | None = None
         self.hint_state = ""
@@ -193,7 +201,7 @@ class ReportedJob:
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
 
     def add_root(self, root: str) -> None:
-        """Add a tree; when all sessions have ended, the order moves to the new one."""
+        """Add the root of a tree; if all sessions have ended, the order moves to the new tree."""
         if root in self.roots:
             return
         if self.roots and not self.ranks.has_ended():
@@ -203,7 +211,7 @@ class ReportedJob:
             self.roots = {root: None, **self.roots}
 
     def build_tree_findings(self) -> list[Finding]:
-        """Return findings about ranks that dump into another tree than the order's."""
+        """Return findings about ranks that dump into another tree than the one with the order."""
         first = next(iter(self.roots), "")
         return [
             Finding(
@@ -218,7 +226,7 @@ class ReportedJob:
     def update_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Update a session; `origin` is the agent and the number of its report."""
         self.ranks.update_session(session, origin[0])
-        # A session that ended does not belong to a run that another rank has begun since.
+        # A session that has ended does not belong to a run that another rank has begun since.
         if session.state is SessionState.OPEN:
             start = self.ranks.count_earlier_starts(session.rank)
             self._enter_run(session.rank, start, session.session_id)
@@ -231,8 +239,8 @@ class ReportedJob:
     def restore_session(self, row: SessionStatusRow, *, acknowledged: int) -> None:
         """Restore a session of an agent whose items up to `acknowledged` are committed.
 
-        It counts when its agent will not report its beginning again. It is restored as open when
-        the agent will report its end again, because events come before that.
+        The session counts if its agent will not report the beginning again. It is restored as open
+        if the agent will report the end again, because events come before the end.
         """
         status = row.status
         self._first[status.session_id, row.agent_id] = row.first
@@ -255,19 +263,19 @@ class ReportedJob:
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
 
     def restore_balance(self, row: BalanceRow, *, acknowledged: int) -> None:
-        """Restore a balance; it counts when its agent will not report it again."""
+        """Restore a balance; it counts if its agent will not report it again."""
         if row.sequence > acknowledged:
             self.ranks.restore_balance(row.status)
         else:
             self.ranks.update_balance(row.status, needed=self.needs_iteration(row.status.iteration))
 
     def update_coverage(self, covered: ReportedRankCoverage) -> None:
-        """Note the time up to which a rank is known."""
+        """Update the time up to which the events of a rank are known."""
         if not self.ranks.has_left(covered.rank, covered.session_id):
             self.ranks.update_known_until(covered.rank, covered.until_us)
 
     def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
-        """Set the limits that a rank has read."""
+        """Set the timeout limits that a rank has read."""
         self.ranks.update_timeouts(rank, timeouts)
         self.rows["timeouts", rank] = RankTimeoutsRow(self.job_id, rank, timeouts)
 
@@ -285,9 +293,9 @@ class ReportedJob:
         number: int,
         now_s: float,
     ) -> None:
-        """Add the events of a batch to their iterations; count those that are too late.
+        """Add the events of a batch to their iterations; count events that are too late.
 
-        A batch without events may still declare groups, and has the stall of its rank.
+        A batch without events may still declare groups, and it contains the stall of its rank.
         """
         rank = source.rank
         self.ranks.set_agent(source.session_id, agent_id)
@@ -323,7 +331,9 @@ class ReportedJob:
                 pending.add(rank, part, start=start, origin=origin, now_s=now_s)
 
     def _get_or_add_iteration(self, iteration: int, *, now_s: float) -> PendingIteration | None:
-        """Return an iteration of the present run; None when it is published."""
+        """Return an iteration of the present run, which is added if it is new; None if it is
+        published.
+        """
         if not self.needs_iteration(iteration):
             return None
         root = next(iter(self.roots), "")
@@ -333,10 +343,10 @@ class ReportedJob:
         )
 
     def _find_earlier_run(self, iteration: int, rank: int, start: int) -> PendingIteration | None:
-        """Return an iteration of an earlier run that has events of this start of a rank already.
+        """Return an iteration of an earlier run that already has events of this start of a rank.
 
-        An agent that restarted sends events again that the coordinator has, but has not published;
-        they would be in two runs if the present one got them.
+        An agent that restarted resends events that the coordinator has, but has not published. They
+        would be in two runs if they were added to the present one.
         """
         return next(
             (
@@ -348,12 +358,14 @@ class ReportedJob:
         )
 
     def _find_earlier_iteration(self, iteration: int, attempt: int) -> PendingIteration | None:
-        """Return an iteration of an earlier run that is not in publication yet."""
+        """Return an iteration of an earlier run that is not being published yet."""
         place = iteration, attempt
         return next((p for p in self.earlier_runs if (p.iteration, p.attempt) == place), None)
 
     def find_ready(self, *, now_s: float, deadline_s: float) -> PendingIteration | None:
-        """Return the lowest iteration if it is ready, or one that is overdue."""
+        """Return the lowest iteration if it is ready, or an overdue one; None if there
+        is neither.
+        """
         if self.earlier_runs:
             return self.earlier_runs[0]
         blocked = not self.roots
@@ -367,7 +379,7 @@ class ReportedJob:
         return None
 
     def find_next_complete(self) -> PendingIteration | None:
-        """Return the lowest iteration that is not in publication, if it is complete."""
+        """Return the lowest iteration that is not being published, if it is complete."""
         lowest = min(self.pending, default=None)
         if lowest is None or self.earlier_runs or not self.ranks.is_finished_by_all(lowest):
             return None
@@ -380,12 +392,12 @@ class ReportedJob:
         )
 
     def start_publication(self, pending: PendingIteration) -> None:
-        """Move an iteration to publication; events that arrive from now on are late."""
+        """Begin to publish an iteration; events that arrive from now on are late."""
         iteration = pending.iteration
         finished, complete = self.ranks.find_finished(iteration), self._is_complete(iteration)
         if pending in self.earlier_runs:
             self.earlier_runs.remove(pending)
-            # Later events of its ranks are in another run.
+            # Later events of the ranks belong to another run.
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
@@ -406,7 +418,7 @@ class ReportedJob:
         self.in_publication = pending
 
     def finish_publication(self, result: PublicationResult) -> None:
-        """Record the result of the publication in progress."""
+        """Store the result of the publication in progress."""
         pending, self.in_publication = self.in_publication, None
         if pending is None:
             return
@@ -432,7 +444,7 @@ class ReportedJob:
         return [*publishing, *self.earlier_runs, *(self.pending[at] for at in sorted(self.pending))]
 
     def changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
-        """Return the rows that changed since the last call, by their keys."""
+        """Return the state rows that have changed since the last call, by their keys."""
         rows: dict[object, StateRow] = {(self.job_id, key): row for key, row in self.rows.items()}
         self.rows.clear()
         if self.has_changed:
@@ -444,17 +456,17 @@ class ReportedJob:
         return rows
 
     def has_ended(self, *, now_s: float, silent_s: float) -> bool:
-        """Return whether the job has ended, or is silent, and all of it is published."""
+        """Return whether the job has ended, or is silent, and everything is published."""
         silent = now_s - self.last_report_s >= silent_s
         return not self.list_unpublished() and (silent or self.ranks.has_ended())
 
     def list_awaited_agents(self, *, now_s: float) -> frozenset[str]:
-        """Return the agents with open sessions; none of a job that is over or abandoned."""
+        """Return the agents with open sessions; none for a job that is over or abandoned."""
         is_over = self.has_ended(now_s=now_s, silent_s=ABANDONED_JOB_TIMEOUT_S)
         return frozenset() if is_over else self.ranks.list_open_agents()
 
     def _enter_run(self, rank: int, start: int, session_id: str) -> None:
-        """Add a start of a rank to the present run, or begin a new one with it."""
+        """Add a start of a rank to the present run, or begin a new run with it."""
         attempt = self.ranks.get_attempt(session_id)
         is_elastic = self.ranks.is_elastic(session_id)
         if self.published.enter_run(rank, start, attempt, is_elastic=is_elastic):
@@ -480,7 +492,9 @@ class ReportedJob:
         )
 
     def _known_groups(self, rank: int, columns: EventColumns) -> tuple[ProcessGroup, ...]:
-        """Return all groups that a rank has declared so far; later batches need not repeat them."""
+        """Return all groups that a rank has declared so far, because later batches need not repeat
+        them.
+        """
         known = self._groups.get(rank, ())
         if columns.groups and columns.groups != known:
             known = tuple({group.name: group for group in (*known, *columns.groups)}.values())
@@ -534,9 +548,11 @@ _MAX_LATE_RANKS = 8
 def build_iteration_view(
     job: ReportedJob, pending: PendingIteration, clocks: Mapping[int, str], *, provisional: bool
 ) -> IterationView:
-    """Return the collected events of an iteration; `clocks` names the clock of each rank."""
+    """Return the collected events of an iteration; `clocks` contains the name of each
+    rank's clock.
+    """
     ranks = job.ranks
-    # What is known of the ranks now does not apply to an iteration of an earlier run.
+    # The present state of the ranks does not apply to an iteration of an earlier run.
     is_over = pending.run != job.published.run
     finished = set(range(ranks.world_size)) if is_over else ranks.find_finished(pending.iteration)
     lost = ranks.list_lost(pending.starts)
@@ -562,7 +578,7 @@ def build_iteration_view(
 
 
 def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
-    """Return a snapshot of a job, without its events."""
+    """Return a snapshot of a job without its events."""
     return JobView(
         job_id=job.job_id,
         roots=tuple(job.roots),

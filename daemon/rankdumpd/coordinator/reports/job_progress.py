@@ -1,5 +1,5 @@
 """Progress of one job: the sessions, balances and timeouts of its ranks, its published iterations,
-and the events that came too late for them. No I/O and no clock; the owner holds the lock.
+and the events that arrived too late for them. No I/O and no clock; the owner holds the lock.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from rankdumpd.coordinator.fleet_views import JobFacts, RankCoverage
 from rankdumpd.coordinator.state import LateEventsRow, PublishedIterationRow, StateRow
 
 MAX_BALANCES = 20_000
-"""Balances of a job that are kept in memory to be shown; the state has all of them."""
+"""Largest number of balances of a job that are kept in memory for the status; the state has all of
+them.
+"""
 MAX_COMPLETE_BALANCES = 200_000
-"""Balances of unpublished iterations; those of ranks without events are never published."""
+"""Largest number of balances of unpublished iterations; iterations without events are never
+published.
+"""
 
 
 class ProgramPlace(NamedTuple):
@@ -28,7 +32,9 @@ class ProgramPlace(NamedTuple):
 
 
 class RankRegistry:
-    """Sessions, balances and limits of all ranks of a job; the newest session of a rank counts."""
+    """Sessions, balances and timeout limits of all ranks of a job; for each rank the newest session
+    counts.
+    """
 
     def __init__(self) -> None:
         self.world_size = 0
@@ -36,15 +42,19 @@ class RankRegistry:
         self.balances: dict[tuple[str, int], IterationStatus] = {}
         self.forgotten_balances = 0
         self.stalls: dict[int, int] = {}
-        """How long dumping has stalled each rank, as its newest session reported last."""
+        """Microseconds that dumping has stalled each rank, as last reported by its
+        newest session.
+        """
         self.known_until_us: dict[int, int] = {}
         """Time up to which every event that a rank began has arrived."""
         self._agents: dict[str, str] = {}
-        """The agent of each session."""
+        """Id of the agent of each session."""
         self._timeouts: dict[int, RankTimeouts] = {}
         self._newest: dict[int, str] = {}
         self._counted: set[str] = set()
-        """Sessions that count; restored ones do not until their agent reports them again."""
+        """Ids of the sessions that count; a restored session does not until its agent reports it
+        again.
+        """
         self._start_counts: dict[int, int] = {}
         """Number of sessions that each rank has had."""
         self._starts: dict[str, int] = {}
@@ -56,7 +66,7 @@ class RankRegistry:
         """Latest attempt of a launcher that restarts all ranks together."""
 
     def update_session(self, session: SessionStatus, agent_id: str = "") -> None:
-        """Update a session with the state that an agent reported."""
+        """Update a session with the state that an agent has reported."""
         name = session.session_id
         self.restore_session(session)
         self._agents[name] = agent_id
@@ -69,11 +79,13 @@ class RankRegistry:
             self._elastic_attempt = max(self._elastic_attempt, session.attempt)
 
     def restore_session(self, session: SessionStatus) -> None:
-        """Restore a session that its agent will report again; until then it does not count."""
+        """Restore a session that its agent will report again; until then the session does not
+        count.
+        """
         name, rank = session.session_id, session.rank
         known = self.sessions.get(name)
         if known is not None and known.last_events_known and session.state is SessionState.LOST:
-            # An agent that restarted does not know that its predecessor read everything.
+            # A restarted agent does not know that the earlier agent process had read all events.
             session = dataclasses.replace(session, last_events_known=True)
         self.sessions[name] = session
         if name not in self._starts:
@@ -81,11 +93,13 @@ class RankRegistry:
             self._start_counts[rank] = self._starts[name] + 1
 
     def count_earlier_starts(self, rank: int, session_id: str = "") -> int:
-        """Return how often a rank had started over before a session, or before its newest one."""
+        """Return the number of restarts of a rank before a session, by default before its newest
+        one.
+        """
         return self._starts.get(session_id or self._newest.get(rank, ""), 0)
 
     def update_balance(self, status: IterationStatus, *, needed: bool) -> None:
-        """Add a balance; `needed` while its iteration is not published."""
+        """Add a balance; `needed` says that its iteration is not published yet."""
         self.restore_balance(status)
         if needed and status.complete:
             done = self._done.setdefault(status.iteration, {})
@@ -95,7 +109,9 @@ class RankRegistry:
                 self.forget_iteration(next(iter(self._done)))
 
     def restore_balance(self, status: IterationStatus) -> None:
-        """Restore a balance that its agent will report again; until then it does not count."""
+        """Restore a balance that its agent will report again; until then the balance does not
+        count.
+        """
         self.balances[status.session_id, status.iteration] = status
         if status.last_position:
             self.note_place(status.session_id, status.last_position, status.iteration)
@@ -104,22 +120,24 @@ class RankRegistry:
             self.forgotten_balances += 1
 
     def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
-        """Set the limits that a rank has read."""
+        """Set the timeout limits that a rank has read."""
         self._timeouts[rank] = timeouts
 
     def update_known_until(self, rank: int, until_us: int) -> None:
-        """Note that every event that a rank began before a time has arrived."""
+        """Store that every event that a rank began before a time has arrived."""
         self.known_until_us[rank] = max(until_us, self.known_until_us.get(rank, until_us))
 
     def build_coverage(self, agents: Mapping[str, str]) -> dict[int, RankCoverage]:
-        """Return how far each rank is known; `agents` has a sentence on the state of each."""
+        """Return up to when each rank is known; `agents` contains a sentence on the state of each
+        agent.
+        """
         coverage = {
             rank: RankCoverage(
                 until_us, agents.get(self._agents.get(self._newest.get(rank, ""), ""), "")
             )
             for rank, until_us in self.known_until_us.items()
         }
-        # A closed session reports no more events.
+        # A closed session reports no more events, so its rank is known completely.
         closed = (
             r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED
         )
@@ -132,7 +150,7 @@ class RankRegistry:
         return is_older or self._is_superseded(session_id)
 
     def get_attempt(self, session_id: str) -> int:
-        """Return the attempt of a session; 0 when it has not been reported."""
+        """Return the attempt of a session; 0 for a session that has not been reported."""
         session = self.sessions.get(session_id)
         return session.attempt if session is not None else 0
 
@@ -157,7 +175,7 @@ class RankRegistry:
         self._done_count -= len(self._done.pop(iteration, {}))
 
     def find_finished(self, iteration: int) -> set[int]:
-        """Return the ranks that will report nothing more of an iteration."""
+        """Return the ranks that will not report any more events of an iteration."""
         done = self._done.get(iteration, {})
         return {
             rank
@@ -183,7 +201,7 @@ class RankRegistry:
         return frozenset(filter(None, self._agents.values()))
 
     def list_open_agents(self) -> frozenset[str]:
-        """Return the agents of the newest sessions that have not ended."""
+        """Return the agents whose newest sessions have not ended."""
         opened = (
             self._agents.get(name, "")
             for name in self._newest.values()
@@ -192,11 +210,13 @@ class RankRegistry:
         return frozenset(filter(None, opened))
 
     def list_excluded(self) -> frozenset[int]:
-        """Return the ranks that the plan leaves out."""
+        """Return the ranks that the plan excludes."""
         return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)
 
     def list_spans(self, iteration: int) -> dict[int, tuple[int, int]]:
-        """Return first and last position of an iteration in each rank that reported them."""
+        """Return the first and last position of an iteration in each rank that has
+        reported them.
+        """
         done = self._done.get(iteration, {})
         found = ((rank, done.get(name)) for rank, name in self._newest.items())
         return {
@@ -206,9 +226,10 @@ class RankRegistry:
         }
 
     def list_lost(self, starts: Mapping[int, int]) -> dict[int, bool]:
-        """Return the ranks whose session was lost, and whether their last events are known.
+        """Return the ranks whose session was lost, and for each whether its last events are known.
 
-        `starts` tells how often a rank had started over before; by default its newest start counts.
+        `starts` contains the number of restarts after which a rank's session counts; by default the
+        newest session counts.
         """
         return {
             session.rank: session.last_events_known
@@ -230,7 +251,9 @@ class RankRegistry:
         }
 
     def list_raised(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Return the ranks whose session an error ended, and the iteration; `starts` as above."""
+        """Return the ranks whose session was ended by an error, with the iteration; `starts` as in
+        `list_lost`.
+        """
         return {
             session.rank: session.raised_in
             for session in self._iter_newest_sessions(starts)
@@ -248,7 +271,7 @@ class RankRegistry:
         self._agents[session_id] = agent_id
 
     def list_agent_ranks(self, attempt: int) -> dict[str, tuple[int, ...]]:
-        """Return the ranks of an attempt whose sessions have not ended, by their agents."""
+        """Return the ranks of an attempt whose sessions have not ended, by agent."""
         found: dict[str, list[int]] = {}
         for rank, name in sorted(self._newest.items()):
             session, agent = self.sessions[name], self._agents.get(name, "")
@@ -260,8 +283,9 @@ class RankRegistry:
     def name_clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
         """Return the host of each rank, under a name that no other host has.
 
-        `hosts` has for each agent the name of its host and the unique name shown for it. A rank
-        with another name than its agent's host is in a container, or on another host.
+        `hosts` contains, for each agent, the name of its host and the unique name that is shown for
+        the host. If a rank reports another host name than its agent, it is in a container or on
+        another host.
         """
         found: dict[int, str] = {}
         for rank, name in self._newest.items():
@@ -271,7 +295,7 @@ class RankRegistry:
         return found
 
     def build_facts(self, job_id: str) -> JobFacts:
-        """Return the timeouts and sessions that hints are made from."""
+        """Return the timeouts and sessions that hints are computed from."""
         sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
         return JobFacts(job_id, dict(self._timeouts), sessions)
 
@@ -292,20 +316,21 @@ _LAST_POSITION = (1 << 63) - 1
 
 
 class PublishedIterations:
-    """Published iterations of all runs of a job; its changed rows are put into `rows`."""
+    """Published iterations of all runs of a job; changed state rows are put into `rows`."""
 
     def __init__(self, job_id: str, rows: dict[object, StateRow]) -> None:
         self._job_id = job_id
         self._changed = rows
-        # Rows of iterations that are being published; they must not be written before the end.
+        # State rows of iterations that are being published; they must not be written before the end
+        # of the publication.
         self._in_publication: dict[tuple[int, int], dict[object, StateRow]] = {}
         self._rows: dict[int, dict[int, PublishedIterationRow]] = {}
-        """By iteration and run."""
+        """Rows of published iterations, by iteration and run."""
         self._late: dict[tuple[int, int, int], int] = {}
         self._starts: dict[int, int] = {}
-        """How often each rank of the present run had started over."""
+        """Number of restarts of each rank that the present run contains."""
         self.run = 0
-        """Number of the present run; a rank that starts over begins a new one."""
+        """Number of the present run; a rank that is restarted begins a new run."""
         self.attempt = 0
         """Number of the attempt that the present run belongs to."""
         self.iterations = 0
@@ -321,7 +346,7 @@ class PublishedIterations:
     ) -> bool:
         """Add a start of a rank to the present run; return whether a new run begins with it.
 
-        A new run begins if the present one contains an earlier start of that rank, or if all ranks
+        A new run begins if the present one contains an earlier start of the rank, or if all ranks
         were restarted since it began.
         """
         before = self._starts.get(rank)
@@ -339,9 +364,9 @@ class PublishedIterations:
     def select_unknown(
         self, iteration: int, rank: int, start: int, part: EventColumns
     ) -> EventColumns:
-        """Return the events after a start of a rank that are neither published nor counted as late.
+        """Return the events of this start of a rank that are neither published nor counted as late.
 
-        The agent of a rank resends events that its coordinator may have lost.
+        The agent of a rank resends events that the coordinator may have lost.
         """
         for row in self._rows.get(iteration, {}).values():
             if not row.has_rank(rank) or row.start_of(rank) != start:
@@ -352,12 +377,12 @@ class PublishedIterations:
         return part
 
     def start_iteration(self, row: PublishedIterationRow) -> None:
-        """Begin the publication of an iteration: events that arrive from now on are late."""
+        """Begin to publish an iteration; events that arrive from now on are late."""
         self._keep(row)
         self._in_publication[row.run, row.iteration] = {}
 
     def finish_iteration(self, run: int, iteration: int, *, written: bool) -> None:
-        """Count an iteration as published, or as lost."""
+        """Count an iteration as published, or as lost if its order was not written."""
         row = self._rows[iteration][run]
         if not written:
             row = dataclasses.replace(row, events=0)
@@ -367,19 +392,19 @@ class PublishedIterations:
         self._changed["published", run, iteration] = row
 
     def restore(self, row: PublishedIterationRow) -> None:
-        """Restore a published iteration."""
+        """Restore the row of a published iteration."""
         self._keep(row)
         self._count(row)
         self.run = max(self.run, row.run)
 
     def restore_late(self, row: LateEventsRow) -> None:
-        """Restore the number of late events."""
+        """Restore the number of late events of a rank."""
         self._late[row.run, row.iteration, row.rank] = row.events
 
     def count_late(
         self, run: int, iteration: int, rank: int, start: int, part: EventColumns
     ) -> None:
-        """Count events after a start of a rank that came too late for the iteration of a run."""
+        """Count events of this start of a rank that arrived too late for the iteration of a run."""
         changed = self._in_publication.get((run, iteration), self._changed)
         row = self._rows.get(iteration, {}).get(run)
         if row is not None and (not row.has_rank(rank) or row.start_of(rank) == start):
@@ -405,8 +430,8 @@ class PublishedIterations:
         self._rows.setdefault(row.iteration, {})[row.run] = row
 
     def _find_published_start(self, rank: int, start: int) -> int:
-        """Return the start of a rank that an earlier process published in the present run, or
-        `start`.
+        """Return the start of a rank that an earlier process has published in the present run;
+        `start` if there is none.
         """
         for runs in reversed(self._rows.values()):
             row = runs.get(self.run)

@@ -1,4 +1,4 @@
-"""Reader of agents' reports from the wire; an invalid report is rejected as a whole."""
+"""Reader that converts agents' reports from the wire; an invalid report is rejected as a whole."""
 
 from __future__ import annotations
 
@@ -42,29 +42,33 @@ from rankdump.wire.v1 import coordinator_pb2
 from rankdumpd.coordinator.fleet_views import AgentReport, ReportedRankCoverage
 
 MAX_TEXTS = 1 << 18
-"""Texts on one stream; an agent starts a new table at a quarter of it."""
+"""Largest number of texts on one stream; an agent starts a new table at a quarter of it."""
 MAX_TEXT_CHARACTERS = 1 << 26
-"""Characters of all texts on one stream."""
+"""Largest number of characters of all texts on one stream."""
 MAX_AGENT_ID = 128
 _MAX_REPORT_PARTS = 1 << 16
-"""Sessions, balances, batches of events and the like in one report."""
+"""Largest number of sessions, of balances, of batches of events and the like in one report."""
 _MAX_REPORT_FREEZES = 256
-"""An agent reports those of a minute."""
+"""Largest number of freezes in one report, which has those of a minute."""
 _MAX_CLOCK_OFFSET_US = 1 << 60
-"""Limit of a clock's offset and error: the sum with a time must fit into 64 bits."""
+"""Largest offset and error of a clock in microseconds, because the sum with a time must fit into 64
+bits.
+"""
 
 
 class ReportReader:
-    """Reads the reports of one stream, which share a table of texts."""
+    """Reads the reports of one stream, which share one table of texts."""
 
     def __init__(self) -> None:
-        # Batches keep a reference to this list, so it is only extended, or replaced by a new one.
+        # Batches refer to this list, so it is only extended, or replaced by a new list.
         self._texts = [""]
         self._characters = 0
         self._agent_id = ""
 
     def read(self, message: coordinator_pb2.ReportRequest) -> AgentReport:
-        """Return a report; ProtocolError when any part of it is invalid."""
+        """Return a report from its message; ProtocolError when any part of the message
+        is invalid.
+        """
         agent_id = message.agent_id
         if not agent_id or self._agent_id not in ("", agent_id):
             raise ProtocolError(
@@ -137,7 +141,7 @@ class ReportReader:
 
 
 def _correct_times(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
-    """Return a batch with times on the coordinator's clock, if the clocks certainly differ."""
+    """Return a batch with times on the coordinator's clock, if the two clocks certainly differ."""
     if not _is_clock_off(clock):
         return columns
     times = {name: columns.columns[name] + clock.offset_us for name in ("start_us", "end_us")}
@@ -146,7 +150,7 @@ def _correct_times(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
 
 
 def _is_clock_off(clock: ClockEstimate) -> bool:
-    """Return whether the clock of an agent certainly differs from the coordinator's."""
+    """Return whether the clock of an agent certainly differs from the coordinator's clock."""
     return clock.known and abs(clock.offset_us) > clock.error_us
 
 

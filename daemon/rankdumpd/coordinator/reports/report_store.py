@@ -1,8 +1,8 @@
-"""Store of the reports of all agents, job by job; it decides which iterations are ready, and up to
+"""Store of the reports of all agents, job by job. It decides which iterations are ready, and up to
 which item each agent is acknowledged.
 
-It holds all that agents have reported and that is not published yet, and is safe to use from
-several threads. The clock is an argument.
+It contains everything that agents have reported and that is not published yet, and is safe to use
+from several threads. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ from rankdumpd.coordinator.state import (
 )
 
 AGENT_SILENCE_TIMEOUT_S = 5.0
-"""An agent that has not reported for this long is silent; agents report once a second."""
+"""Seconds without a report after which an agent counts as silent; agents report once a second."""
 MAX_AGENTS = 1 << 14
-"""Agents that are remembered, each for days after its last report."""
+"""Largest number of agents that are remembered, each for days after its last report."""
 
 
 @dataclass(slots=True)
 class ReportingAgent:
-    """One agent, as it reported last."""
+    """One agent, as of its last report."""
 
     agent_id: str
     last_report_s: float
     host: str = ""
     host_id: str = ""
-    """Distinguishes hosts of the same name."""
+    """Id that distinguishes hosts with the same name."""
     received: int = 0
     acknowledged: int = 0
-    """Number of the last item up to which all are committed."""
+    """Number of the last item up to which all items are committed."""
     written: tuple[str, int] | None = None
-    """Host and acknowledged number in the newest row of the state file; None before the first."""
+    """Host and acknowledged number in the newest row of the state file; None if there is no row
+    yet.
+    """
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -85,11 +87,11 @@ class ReportingAgent:
         self.held_events, self.lost_events = report.held_events, report.lost_events
 
     def find_first_number(self, report: AgentReport) -> int:
-        """Return the lowest number that an item of a report may have."""
+        """Return the lowest number that an item of a report can have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether it has not reported for so long that it may be gone."""
+        """Return whether the agent has not reported for so long that it may be gone."""
         return now_s - self.last_report_s >= AGENT_SILENCE_TIMEOUT_S
 
     def describe(self, host: str, *, now_s: float) -> str:
@@ -115,13 +117,13 @@ class ReportingAgent:
 
 
 class AgentRegistry:
-    """Every agent that has reported."""
+    """All agents that have reported."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, ReportingAgent] = {}
 
     def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
-        """Return a known or a new agent; ExhaustedError when there are too many."""
+        """Return a known or a new agent; ExhaustedError when there are too many agents."""
         if agent_id not in self.by_id and len(self.by_id) >= MAX_AGENTS:
             raise ExhaustedError(f"{len(self.by_id)} agents have reported, which is the maximum")
         return self.by_id.setdefault(agent_id, ReportingAgent(agent_id, now_s))
@@ -132,7 +134,7 @@ class AgentRegistry:
         return {name: a.describe(hosts[name][1], now_s=now_s) for name, a in self.by_id.items()}
 
     def describe_silence(self, agent_id: str, *, now_s: float) -> str:
-        """Return since when an agent has not reported; empty for one that does."""
+        """Return since when an agent has not reported; empty if it reports."""
         agent = self.by_id.get(agent_id)
         if agent is None:
             return "its agent is not known"
@@ -140,7 +142,9 @@ class AgentRegistry:
         return f"its agent last reported {silent_s:.0f} s ago" if agent.is_silent(now_s) else ""
 
     def hosts(self) -> dict[str, tuple[str, str]]:
-        """Return for each agent the name of its host and the unique name shown for it."""
+        """Return for each agent the name of its host, and the unique name that is shown for the
+        host.
+        """
         return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.by_id.items()})
 
     def list_statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
@@ -149,7 +153,7 @@ class AgentRegistry:
         return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.by_id.items())
 
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
-        """Restore an agent."""
+        """Restore an agent from its row."""
         last_report_s = now_s - max(0, now_us - row.heard_us) / 1e6
         known = row.acknowledged
         agent = ReportingAgent(
@@ -163,7 +167,7 @@ class AgentRegistry:
     ) -> list[AgentRow]:
         """Return rows of the agents for which more items can be acknowledged than before.
 
-        `lowest` has, for each unpublished iteration, the lowest item number of each agent.
+        `lowest` contains, for each unpublished iteration, the lowest item number of each agent.
         """
         committed = {name: agent.received for name, agent in self.by_id.items()}
         for numbers in lowest:
@@ -186,7 +190,7 @@ class AgentRegistry:
             agent.written = row.host, row.acknowledged
 
     def forget(self, *, before_s: float) -> list[str]:
-        """Forget the agents without a report since then; return their ids."""
+        """Forget the agents that have not reported since `before_s`; return their ids."""
         silent = [
             name for name, a in self.by_id.items() if a.last_report_s < before_s and not a.streams
         ]
@@ -196,7 +200,8 @@ class AgentRegistry:
 
 
 def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return the name of each host and a unique one, with an id where several hosts share a name.
+    """Return the name of each host, and a unique name, which contains the id if several hosts share
+    a name.
 
     >>> name_hosts({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
     ('node', 'node')
@@ -213,7 +218,7 @@ def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str
 
 
 MAX_JOBS = 1 << 14
-"""Jobs that are remembered, each for days after its end."""
+"""Largest number of jobs that are remembered, each for days after its end."""
 
 
 class ReportStore:
@@ -230,9 +235,9 @@ class ReportStore:
     def restore(self, rows: Iterable[StateRow], *, now_s: float, now_us: int) -> None:
         """Restore the rows of an earlier process; called once, before any other method.
 
-        Agents come first among the rows, and published iterations before balances. Agents report
-        items that were not acknowledged again, after the events before them; until then these items
-        must not make an iteration look complete.
+        Agents come first among the rows, and published iterations before balances. Agents resend
+        items that were not acknowledged, after the events before them; until then these items must
+        not make an iteration look complete.
         """
         with self._lock:
             for row in rows:
@@ -246,8 +251,8 @@ class ReportStore:
             self._agents.get_or_add(agent_id, now_s=now_s).streams += change
 
     def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
-        """Add a report unless it is a repeat; return the answer to its agent."""
-        # Before the lock: the cost of this part grows with the number of events.
+        """Add a report unless it is a repetition; return the answer to its agent."""
+        # Done without the lock, because the time that this takes grows with the number of events.
         parts = [list(split_by_iteration(columns)) for _, columns in report.events]
         with self._lock:
             agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
@@ -257,7 +262,7 @@ class ReportStore:
                 self._add_items(report, parts, number, now_s=now_s)
                 agent.jobs.update(_list_job_ids(report))
                 agent.received = report.sequence
-            # After the items, because the coverage includes their events.
+            # Done after the items, because the coverage includes their events.
             for covered in report.coverage:
                 if covered.job_id in self._jobs:
                     self._jobs[covered.job_id].update_coverage(covered)
@@ -272,13 +277,13 @@ class ReportStore:
             return ReportAnswer(agent.acknowledged, agent.received, warnings, freezes)
 
     def add_alarm(self, freeze: JobFreeze, *, now_s: float) -> bool:
-        """Add a freeze that the coordinator itself found; return whether it begins one."""
+        """Add a freeze that the coordinator itself found; return whether it begins a new freeze."""
         with self._lock:
             job = self._jobs.get(freeze.job_id)
             return job is not None and job.freezes.add_alarm(freeze, now_s=now_s)
 
     def request_freeze(self, freeze: JobFreeze, *, now_s: float) -> None:
-        """Add a freeze that people ask for; RejectedError for a job that is not known."""
+        """Add a freeze that a person asked for; RejectedError for an unknown job."""
         with self._lock:
             job = self._jobs.get(freeze.job_id)
             if job is None:
@@ -286,7 +291,7 @@ class ReportStore:
             job.freezes.request(freeze, now_s=now_s)
 
     def find_freeze_reach(self, freeze: JobFreeze) -> FreezeReach:
-        """Return how far a freeze has come."""
+        """Return which agents a freeze has reached."""
         with self._lock:
             job = self._jobs.get(freeze.job_id)
             return FreezeReach() if job is None else job.freezes.find_reach(freeze.key)
@@ -298,17 +303,18 @@ class ReportStore:
             return [alarm for job in jobs for alarm in job.peer_steps.find_alarms(now_us)]
 
     def has_unpublished_backlog(self, report: AgentReport) -> bool:
-        """Return whether a job of the report has complete iterations that wait for publication."""
+        """Return whether a job in the report has complete iterations that wait for publication."""
         with self._lock:
             jobs = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
             return any(job.has_unpublished_backlog() for job in jobs if job is not None)
 
     def take_next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
-        """Move the next ready iteration to publication and return it; None if there is none.
+        """Begin to publish the next ready iteration and return its view; None if no iteration is
+        ready.
 
-        An iteration is ready when every rank has finished it, in rising order, or, out of turn,
-        when nothing of it has arrived for `deadline_s`; with `every`, when it has any events. A job
-        has none while another of its iterations is in publication.
+        An iteration is ready in rising order when every rank has finished it, or out of order when
+        none of its data has arrived for `deadline_s`. With `every`, it is ready if it has any
+        events. No iteration of a job is ready while another one of the job is being published.
         """
         with self._lock:
             for job in self._jobs.values():
@@ -323,7 +329,9 @@ class ReportStore:
             return None
 
     def find_upcoming(self, least_events: int) -> IterationView | None:
-        """Return the next iteration that is complete and large, while another is being written."""
+        """Return the next iteration that is complete and large, while another one is
+        being written.
+        """
         with self._lock:
             for job in self._jobs.values():
                 pending = job.find_next_complete()
@@ -332,12 +340,14 @@ class ReportStore:
             return None
 
     def finish_publication(self, job_id: str, result: PublicationResult) -> None:
-        """Record the result of a publication."""
+        """Store the result of a publication."""
         with self._lock:
             self._jobs[job_id].finish_publication(result)
 
     def list_unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
-        """Return the published offsets of a job, and provisional views of its other iterations."""
+        """Return the published offsets of a job, and provisional views of its unpublished
+        iterations.
+        """
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:
@@ -352,7 +362,7 @@ class ReportStore:
             return list_job_findings(self._jobs[job_id]) if job_id in self._jobs else []
 
     def list_waiting_iterations(self, *, now_s: float) -> list[IterationView]:
-        """Return the iterations with open calls."""
+        """Return views of the iterations that have open calls."""
         with self._lock:
             agents = self._agents.describe_agents(now_s=now_s)
             return [
@@ -366,12 +376,12 @@ class ReportStore:
             ]
 
     def build_job_facts(self, job_id: str) -> JobFacts:
-        """Return the timeouts and sessions of a job, for its hints."""
+        """Return the timeouts and sessions of a job, from which its hints are computed."""
         with self._lock:
             return self._jobs[job_id].ranks.build_facts(job_id)
 
     def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
-        """Return offsets and hint state of a job after its last publication."""
+        """Return the offsets and the hint state of a job after its last publication."""
         with self._lock:
             job = self._jobs[job_id]
             return job.offsets, job.hint_state
@@ -379,7 +389,7 @@ class ReportStore:
     def set_hints(
         self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
     ) -> bool:
-        """Set the hints of a job; return whether they differ from those before."""
+        """Set the hints of a job; return whether they differ from the earlier ones."""
         with self._lock:
             job = self._jobs.get(job_id)
             changed = job is not None and job.hints != hints
@@ -390,8 +400,8 @@ class ReportStore:
     def set_waits(
         self, job_id: str, waits: tuple[RankWait, ...], standing: tuple[Finding, ...]
     ) -> bool:
-        """Set the calls that the ranks of a job wait in, and the findings about those that do not
-        end; return whether the findings differ from those before.
+        """Set the calls that the ranks of a job wait in, and the findings about those calls that do
+        not end. Return whether the findings differ from the earlier ones.
         """
         with self._lock:
             job = self._jobs.get(job_id)
@@ -402,7 +412,7 @@ class ReportStore:
             return changed
 
     def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
-        """Return the rows to write; call `mark_committed` or `restore_changes` afterwards."""
+        """Return the state rows to write; call `mark_committed` or `restore_changes` afterwards."""
         with self._lock:
             rows, self._failed = self._failed, {}
             for job in self._jobs.values():
@@ -420,12 +430,12 @@ class ReportStore:
                     self._agents.mark_committed(row)
 
     def restore_changes(self, rows: dict[object, StateRow]) -> None:
-        """Keep rows that could not be written for the next attempt; nothing is acknowledged."""
+        """Keep rows that could not be written for the next attempt; acknowledge nothing."""
         with self._lock:
             self._failed = rows
 
     def list_finished_jobs(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
-        """Return ended jobs and the seconds since their last report, longest first."""
+        """Return ended jobs with the seconds since their last report, the longest ended first."""
         with self._lock:
             ages = {
                 job.job_id: now_s - job.last_report_s
@@ -442,7 +452,7 @@ class ReportStore:
                 self._latest = next(reversed(self._jobs), "")
 
     def forget_agents(self, *, before_s: float) -> list[str]:
-        """Forget the agents without a report since then; return their ids."""
+        """Forget the agents that have not reported since `before_s`; return their ids."""
         with self._lock:
             return self._agents.forget(before_s=before_s)
 
@@ -452,19 +462,19 @@ class ReportStore:
             return list(self._jobs)
 
     def list_roots(self) -> list[str]:
-        """Return the roots of the trees of all jobs, the earliest job first."""
+        """Return the roots of the trees of all jobs, those of the earliest job first."""
         with self._lock:
             found = [root for job in self._jobs.values() for root in job.roots]
         return list(dict.fromkeys(found))
 
     @property
     def backlog(self) -> int:
-        """Number of iterations with events that are not published."""
+        """Number of unpublished iterations that have events."""
         with self._lock:
             return sum(len(job.list_unpublished()) for job in self._jobs.values())
 
     def build_fleet_view(self, *, now_s: float) -> FleetView:
-        """Return a snapshot of all jobs and agents, without the events."""
+        """Return a snapshot of all jobs and agents, without events."""
         with self._lock:
             return FleetView(
                 jobs={
@@ -507,7 +517,9 @@ class ReportStore:
                 job.more_findings = row.more_findings
 
     def _add_black_box_parts(self, report: AgentReport, *, now_s: float) -> None:
-        """Add what is neither numbered nor stored: an agent repeats it, or it is soon outdated."""
+        """Add the parts of a report that are neither numbered nor stored, because the agent repeats
+        them or they are soon outdated.
+        """
         for job_id in {freeze.job_id for freeze in report.freezes} & self._jobs.keys():
             own = [freeze for freeze in report.freezes if freeze.job_id == job_id]
             self._jobs[job_id].freezes.add_reported(report.agent_id, own, now_s=now_s)
@@ -561,7 +573,7 @@ class ReportStore:
             self._jobs[session.job_id].update_session(session, origin)
         for job_id, rank, timeouts in report.timeouts:
             self._jobs[job_id].update_timeouts(rank, timeouts)
-        # Events before balances, because a balance may complete an iteration.
+        # Events are added before balances, because a balance may complete an iteration.
         for (source, columns), parts in zip(report.events, events, strict=True):
             self._jobs[source.job_id].add_events(
                 source, columns, parts, agent_id=report.agent_id, number=number, now_s=now_s
@@ -571,7 +583,7 @@ class ReportStore:
 
 
 def _list_job_ids(report: AgentReport) -> set[str]:
-    """Return the jobs that a report is about."""
+    """Return the ids of the jobs in a report."""
     parts = (*report.sessions, *report.iterations, *(source for source, _ in report.events))
     return {
         *report.roots,

@@ -1,3 +1,3 @@
-"""Coordinator as a component of a process: collects reports, merges and publishes iterations,
+"""Coordinator as a component of a process: it collects reports, merges and publishes iterations,
 updates hints, and writes the state.
 """

@@ -1,4 +1,4 @@
-"""Coordinator component and its gRPC servicer: collects the reports of all agents, publishes the
+"""Coordinator component and its gRPC servicer. It collects the reports of all agents, publishes the
 order of each job, and answers requests for status, order and hints.
 """
 
@@ -85,14 +85,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Clock(  # noqa: N802 - the name is the generated base class's
         self, request: pb.ClockRequest, context: grpc.ServicerContext
     ) -> pb.ClockResponse:
-        """Return the time of the coordinator's clock."""
+        """Return the present time of the coordinator's clock."""
         now_us = time.time_ns() // 1000
         return pb.ClockResponse(received_us=now_us, sent_us=now_us)
 
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
-        """Return the status of one job, or of all."""
+        """Return the status of one job, or of all jobs."""
         with abort_on_error(context, self._counters):
             view = self._coordinator.build_status(request.job_id)
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
@@ -100,7 +100,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Order(  # noqa: N802 - the name is the generated base class's
         self, request: pb.OrderRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OrderResponse]:
-        """Stream the order of a job in pages, and its findings; or the findings alone."""
+        """Stream the order of a job in pages with its findings, or the findings alone."""
         with abort_on_error(context, self._counters):
             fleet = self._coordinator.build_fleet_view()
             if not fleet.latest:
@@ -115,7 +115,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Hints(  # noqa: N802 - the name is the generated base class's
         self, request: pb.HintsRequest, context: grpc.ServicerContext
     ) -> pb.HintsResponse:
-        """Return the hints of one job, or of all."""
+        """Return the hints of one job, or of all jobs."""
         with abort_on_error(context, self._counters):
             jobs = select_jobs(self._coordinator.build_fleet_view(), request.job_id)
             hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
@@ -124,10 +124,11 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: pb.JobControlRequest, context: grpc.ServicerContext
     ) -> pb.JobControlResponse:
-        """Change what a job dumps, and say which ranks begin with it in which iteration."""
+        """Change what a job dumps; return which ranks begin with the change in which iteration."""
         with abort_on_error(context, self._counters):
             order = control_request_from_wire(request)
-            # Here as well as by the caller, before any rank is asked.
+            # The caller has checked the values, too, but they must be valid before any rank is
+            # asked.
             check_values(order.action, order.values)
             return result_to_wire(self._coordinator.control_job(order))
 
@@ -146,15 +147,19 @@ def _build_report_response(
 
 _logger = logging.getLogger(__name__)
 _WORK_INTERVAL_S = 0.2
-"""Pause between two rounds of publishing and of writing the state."""
+"""Seconds between two rounds of publishing and of writing the state."""
 _SEARCH_INTERVAL_S = 1.0
-"""Pause between two searches for open waits and outliers."""
+"""Seconds between two searches for open waits and outliers."""
 _RETIRE_INTERVAL_S = 3600.0
 _MAX_REASON_CHARACTERS = 1024
 _CONTROL_GRACE_S = 2.0
-"""Time that a stop leaves to orders that were given out: some ranks have them, others do not."""
+"""Seconds that a stop leaves for orders that were given out, because only some ranks
+may have them.
+"""
 _REPORT_ANSWER_TIMEOUT_S = 15.0
-"""Longest wait of a report for its answer; an agent abandons a stream after a minute."""
+"""Longest time in seconds for which the answer to a report is delayed; an agent abandons a stream
+after a minute.
+"""
 
 
 class JobCoordinator(Component):
@@ -170,7 +175,7 @@ class JobCoordinator(Component):
     ) -> None:
         """With `ends_with_job`, `drain` publishes incomplete iterations as well.
 
-        The path of the state is added to `required`, which reports when it disappears.
+        The path of the state is added to `required`, which reports when the file disappears.
         """
         self._required = required or RequiredFiles()
         self._counters = counters or MetricCounters()
@@ -189,7 +194,7 @@ class JobCoordinator(Component):
         self._state: CoordinatorState | None = None
         self._state_writer: StateWriter | None = None
         self._publisher: IterationPublisher | None = None
-        # Held while publishing and writing the state; never while a report is added.
+        # Held while publishing and while writing the state, and never while a report is added.
         self._publishing_lock = threading.Lock()
         self._is_draining = False
         """Whether `drain` publishes, in place of the thread."""
@@ -199,14 +204,14 @@ class JobCoordinator(Component):
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """Full names of the gRPC services, for health and reflection."""
+        """Full names of the gRPC services, for health checks and reflection."""
         return tuple(
             service.full_name for service in coordinator_pb2.DESCRIPTOR.services_by_name.values()
         )
 
     @property
     def problem(self) -> str:
-        """Why state or orders cannot be written; empty when they can."""
+        """Why the state or orders cannot be written; empty when they can be written."""
         state = self._state_writer.problem if self._state_writer else ""
         orders = self._publisher.problems if self._publisher else []
         return "; ".join(filter(None, (*self._required.missing, state, *orders)))
@@ -216,7 +221,9 @@ class JobCoordinator(Component):
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._counters), server)
 
     def start(self) -> None:
-        """Restore the state and start publishing; UnavailableError if another process owns it."""
+        """Restore the state and start publishing; UnavailableError if another process owns the
+        state.
+        """
         if self._thread.is_running:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))
@@ -233,7 +240,7 @@ class JobCoordinator(Component):
         self._thread.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Publish complete iterations, or all with `ends_with_job`; return how many are left."""
+        """Publish complete iterations, with `ends_with_job` all; return how many are left."""
         self._control.stop(min(timeout_s, _CONTROL_GRACE_S))
         if self._state_writer is None or self._publisher is None:
             return 0
@@ -267,16 +274,18 @@ class JobCoordinator(Component):
             self._state = None
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Apply new folders that trees may be in, from the next order or hint on."""
+        """Apply changed settings of folders that trees may be in, from the next order
+        or hint on.
+        """
         self._roots = tree_root.split_roots(settings.coordinator.roots)
         self._hints.roots = self._orders.roots = self._roots
 
     def fault(self) -> str:
-        """Return why nothing is published any more; empty while the thread runs."""
+        """Return why nothing is published any more; empty while the publishing thread runs."""
         return self._thread.fault()
 
     def summarize(self) -> str:
-        """Return the number of iterations that are not published."""
+        """Return the number of unpublished iterations."""
         return f"{self._store.backlog} iterations not published"
 
     def count_stream(self, agent_id: str, change: int) -> None:
@@ -286,8 +295,8 @@ class JobCoordinator(Component):
     def add_report(self, report: AgentReport) -> ReportAnswer:
         """Add a report to the store; return the answer to its agent.
 
-        The answer is delayed while iterations complete faster than they are published: agents
-        keep the rest on disk, and memory holds only a few iterations.
+        The answer is delayed while iterations complete faster than they are published. Agents then
+        keep their events on disk, and only a few iterations are in memory.
         """
         answer = self._store.add_report(report, now_s=time.monotonic())
         self._control.add_answers(report.control_answers)
@@ -298,7 +307,7 @@ class JobCoordinator(Component):
             and self._store.has_unpublished_backlog(report)
             and time.monotonic() < deadline_s
         ):
-            # An order goes out with the answer, and must not wait for publications.
+            # An order is sent with the answer, and should not wait for publications.
             if self._control.list_orders():
                 break
             if self._thread.wait(_WORK_INTERVAL_S / 4):
@@ -306,11 +315,13 @@ class JobCoordinator(Component):
         return answer
 
     def list_orders(self) -> tuple[ControlOrder, ...]:
-        """Return the orders that agents pass on to ranks now."""
+        """Return the orders that agents should relay to their ranks now."""
         return self._control.list_orders()
 
     def control_job(self, order: ControlOrder) -> ControlResult:
-        """Carry out an order to the ranks of a job; RejectedError for one that does not run."""
+        """Let the ranks of a job carry out an order; RejectedError for a job that is
+        not running.
+        """
 
         def list_of_job() -> tuple[ControlledSession, ...]:
             (job,) = select_jobs(self.build_fleet_view(), order.job_id)
@@ -319,7 +330,9 @@ class JobCoordinator(Component):
         return self._control.control(order, list_of_job)
 
     def _freeze_job(self, order: ControlOrder, iteration: int) -> Callable[[], FreezeReach]:
-        """Have all agents of a job freeze an iteration; return what says how far that has come."""
+        """Let all agents of a job freeze an iteration; return a function that returns which agents
+        the freeze has reached.
+        """
         (job,) = select_jobs(self.build_fleet_view(), order.job_id)
         attempt = max(each.attempt for each in job.sessions)
         text = make_printable("".join(order.values), _MAX_REASON_CHARACTERS) or NO_FREEZE_REASON
@@ -333,16 +346,16 @@ class JobCoordinator(Component):
         return self._store.build_fleet_view(now_s=time.monotonic())
 
     def build_status(self, job_id: str = "") -> StatusView:
-        """Return the status of one job, or of all; RejectedError for one that is not known."""
+        """Return the status of one job, or of all jobs; RejectedError for an unknown job."""
         fleet = self.build_fleet_view()
         return build_status_view(fleet, select_jobs(fleet, job_id), self.problem)
 
     def samples(self) -> list[MetricSample]:
-        """Return the metrics of the fleet."""
+        """Return the metrics of all jobs and agents."""
         return list(collect_fleet_samples(self.build_fleet_view()))
 
     def list_trees(self) -> tuple[str, ...]:
-        """Return the roots of the trees of all jobs that are in the folders of the settings."""
+        """Return the roots of all jobs' trees that are in the folders that the settings allow."""
         return tuple(filter(self._is_allowed, self._store.list_roots()))
 
     def _is_allowed(self, root: str) -> bool:
@@ -353,9 +366,10 @@ class JobCoordinator(Component):
         return True
 
     def iter_order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
-        """Yield the findings and the order of a job, then its unpublished iterations, merged now.
+        """Yield the findings and the order of a job, then its unpublished iterations, which are
+        merged now.
 
-        Findings of an iteration that still runs are provisional.
+        Findings about an iteration that is still running are provisional.
         """
         yield from self._store.list_findings(job_id)
         offsets, views = self._store.list_unpublished(job_id)
@@ -387,11 +401,13 @@ class JobCoordinator(Component):
                 self._work(retire=now_s >= retire_s)
                 retire_s = now_s + _RETIRE_INTERVAL_S if now_s >= retire_s else retire_s
             except Exception:
-                # An exception must not end the thread: nothing would be published any more.
+                # An exception must not end the thread, because nothing would be published any more.
                 _logger.exception("publishing failed; the next attempt follows")
 
     def _search_alarms(self) -> None:
-        """Search for open waits and outliers; freeze the jobs in which they are alarming."""
+        """Search for open waits and outliers, and freeze the jobs in which a wait or an outlier is
+        alarming.
+        """
         now_s = time.monotonic()
         if now_s >= self._next_search_s:
             self._next_search_s = now_s + _SEARCH_INTERVAL_S

@@ -1,5 +1,5 @@
-"""Status of the fleet as metrics and as answers for the command line, and the writer of the state,
-which removes jobs that ended long ago.
+"""Status of all jobs and agents, as metrics and as answers for the command line; and the writer of
+the state, which removes jobs that ended long ago.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
-    """Yield the metrics of all jobs and agents, summed."""
+    """Yield the metrics of all jobs and agents, summed up."""
     jobs = fleet.jobs.values()
     connected = {agent.agent_id for agent in fleet.agents if agent.connected}
-    # Others are gone because their jobs are: nobody waits for them.
+    # Other agents are gone because their jobs are over, and nothing waits for them.
     awaited = frozenset[str]().union(*(job.awaited_agents for job in jobs))
     states = {"connected": len(connected), "silent": len(awaited - connected)}
     for state, count in states.items():
@@ -61,13 +61,13 @@ def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1 << 20
 _MAX_BALANCES = 20_000
-"""Balances in one answer; more would exceed the size limit of gRPC messages."""
+"""Largest number of balances in one answer; more would exceed the size limit of gRPC messages."""
 _MAX_SESSIONS = 8_192
 _MAX_FINDINGS = 2_000
 
 
 def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
-    """Return the job of that id, or every job when there is no id; RejectedError if unknown."""
+    """Return the job with this id; without an id all jobs. RejectedError for an unknown id."""
     if not job_id:
         return list(fleet.jobs.values())
     if job_id not in fleet.jobs:
@@ -77,7 +77,7 @@ def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
 
 
 def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -> StatusView:
-    """Return the status of these jobs; `problem` is the coordinator's."""
+    """Return the status of these jobs; `problem` is the coordinator's problem, if any."""
     sessions = [session for job in jobs for session in job.sessions]
     balances = [balance for job in jobs for balance in job.iterations]
     findings = [finding for job in jobs for finding in job.findings]
@@ -103,7 +103,7 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
 
 
 def _sum_present_loads(fleet: FleetView, jobs: Sequence[JobView]) -> AgentLoad:
-    """Return the load of the connected agents, of those jobs alone where some are left out."""
+    """Return the load of the connected agents; if `jobs` are not all jobs, of their agents only."""
     chosen = frozenset[str]().union(*(job.agents for job in jobs))
     is_all = len(jobs) == len(fleet.jobs)
     return sum_loads(
@@ -114,7 +114,7 @@ def _sum_present_loads(fleet: FleetView, jobs: Sequence[JobView]) -> AgentLoad:
 
 
 def paginate_order(parts: Iterable[OrderEntry | Finding]) -> Iterator[pb.OrderResponse]:
-    """Yield entries and findings in pages that fit into a message."""
+    """Yield entries and findings in pages, each of which fits into a message."""
     page, size = pb.OrderResponse(), 0
     for part in parts:
         if isinstance(part, Finding):
@@ -150,7 +150,9 @@ _DAY_S = 86_400.0
 
 
 class StateWriter:
-    """Writes changes of the store to the state, and restores it; for one thread at a time."""
+    """Writes changes of the store to the state, and restores the store; for one thread
+    at a time.
+    """
 
     def __init__(
         self, store: ReportStore, state: CoordinatorState, settings: CoordinatorSettings
@@ -159,10 +161,12 @@ class StateWriter:
         self._state = state
         self._settings = settings
         self.problem = ""
-        """Why the state cannot be written; empty when it can."""
+        """Why the state cannot be written; empty when it can be written."""
 
     def restore_store(self) -> None:
-        """Fill the store from the state; CorruptedError if it is damaged or too large to report."""
+        """Fill the store from the state; CorruptedError if the state is damaged or too large to
+        report.
+        """
         now_s = time.monotonic()
         try:
             self._store.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
@@ -174,7 +178,7 @@ class StateWriter:
             raise CorruptedError(f"{self._state.path} is damaged: {error!r}") from error
 
     def write_changes(self) -> None:
-        """Write the changes of the store, and acknowledge them."""
+        """Write the changes of the store to the state, and acknowledge them."""
         rows = self._store.collect_changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
         if not rows:
             return
@@ -194,7 +198,7 @@ class StateWriter:
         self._store.mark_committed(rows.values())
 
     def forget_old_jobs(self) -> list[str]:
-        """Remove finished jobs that are too old or take too much space; return them."""
+        """Remove finished jobs that are too old or take too much space; return their ids."""
         limit_s = self._settings.keep_days * _DAY_S
         now_s = time.monotonic()
         removed: list[str] = []

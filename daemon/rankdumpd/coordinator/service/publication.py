@@ -1,8 +1,9 @@
-"""Publication of iterations, first into files and then into the state; the hints of every job; and
-the merge of the next iteration while one is being written.
+"""Publication of iterations, first in files and then in the state; the hints of all jobs; and the
+merge of the next iteration while another one is being written.
 
-The merge of a large iteration runs mostly outside the interpreter's lock. It is pure: an order that
-was merged ahead is used if the iteration has not changed since, else it is merged again.
+The merge of a large iteration runs mostly without the interpreter's lock. It is pure: an order that
+was merged ahead is used if the iteration has not changed since then, else the iteration is merged
+again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
 MIN_PREMERGE_EVENTS = 200_000
-"""Iterations with fewer events are not merged ahead."""
+"""Smallest number of events for which an iteration is merged ahead."""
 _PREMERGE_INTERVAL_S = 0.05
 
 _logger = logging.getLogger(__name__)
@@ -54,17 +55,19 @@ class OrderPremerger:
     """Merges one iteration ahead in a thread; `merge_view` is called from one thread at a time."""
 
     def __init__(self, upcoming: Callable[[int], IterationView | None]) -> None:
-        """`upcoming` returns a complete iteration with at least so many events, or None."""
+        """`upcoming` returns a complete iteration with at least a given number of
+        events, or None.
+        """
         self._upcoming = upcoming
         self._merging = threading.Lock()
         self._ready: tuple[IterationView, GlobalOrder] | None = None
         self.is_writing = False
-        """Whether an iteration is being written; only then does merging ahead save time."""
+        """Whether an iteration is being written; merging ahead saves time only then."""
         self.thread = BackgroundThread(self._run, "rankdumpd-merge-ahead")
 
     def merge_view(self, view: IterationView) -> GlobalOrder:
-        """Return the order of an iteration, merged ahead or now."""
-        # Waits for a merge in progress: it probably is the one of this view.
+        """Return the order of an iteration, which was merged ahead or is merged now."""
+        # This waits for a merge in progress, because that is probably the merge of this view.
         with self._merging:
             ready, self._ready = self._ready, None
         if ready is not None and ready[0] == view:
@@ -77,7 +80,8 @@ class OrderPremerger:
                 try:
                     self._merge_upcoming()
                 except Exception:
-                    # The merge for publication will raise and report the error.
+                    # The merge for the publication will raise the same error, which is then
+                    # reported.
                     _logger.debug("merging ahead failed", exc_info=True)
 
     def _merge_upcoming(self) -> None:
@@ -90,23 +94,25 @@ class OrderPremerger:
 
 
 MAX_REMEMBERED_WARNINGS = 256
-"""Warnings of a job whose texts are kept."""
+"""Largest number of warnings of a job whose texts are kept."""
 
 
 class StandingCauses:
-    """Findings about calls that do not end, of running and of published iterations of each job."""
+    """Findings about calls that do not end, in running and in published iterations of each job."""
 
     def __init__(self, store: ReportStore) -> None:
         self._store = store
         self._merged: dict[tuple[str, int], tuple[int, tuple[Finding, ...]]] = {}
-        """Number of events that were merged, and the findings, by job and running iteration."""
+        """Findings of running iterations, by job and iteration, with the number of events that were
+        merged.
+        """
         self._standing: dict[tuple[str, int], tuple[Finding, ...]] = {}
-        """Those findings whose ranks have all waited for long."""
+        """Those of these findings whose ranks have all waited for long, by job and iteration."""
 
     def update(self, views: Sequence[IterationView], *, now_us: int) -> set[str]:
         """Search running iterations; return the jobs whose findings have changed.
 
-        An iteration is merged only if a rank may be stuck in it.
+        An iteration is merged only if one of its ranks may be stuck.
         """
         before, self._merged, self._standing = self._merged, {}, {}
         waits_by_job: defaultdict[str, list[RankWait]] = defaultdict(list)
@@ -142,7 +148,7 @@ class StandingCauses:
         return [*running, *(each for each in published if each.kind in STANDING_KINDS)]
 
     def forget_iteration(self, view: IterationView) -> None:
-        """Forget the findings of an iteration that is published."""
+        """Forget the findings about a running iteration, because it is published."""
         self._merged.pop((view.job_id, view.iteration), None)
         self._standing.pop((view.job_id, view.iteration), None)
 
@@ -159,15 +165,15 @@ class StandingCauses:
 
 @dataclass(slots=True)
 class _JobHints:
-    """What the hints of a job are made of, and what became of them."""
+    """Data that the hints of a job are computed from, and the results."""
 
     state: HintState = field(default_factory=HintState)
     open: tuple[TimeoutHint, ...] = ()
-    """About calls that wait now."""
+    """Hints about calls that ranks wait in now."""
     root: str = ""
-    """Tree of the latest iteration with open calls."""
+    """Root of the tree that the latest iteration with open calls belongs to."""
     written: tuple[str, ...] = ()
-    """What the file that was written last contains."""
+    """Content of the hints file that was written last."""
     warnings: dict[WarningKey, str] = field(default_factory=dict[WarningKey, str])
 
 
@@ -175,13 +181,13 @@ class HintUpdater:
     """Keeps the hints of all jobs up to date; for one thread at a time."""
 
     def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
-        """`roots` are the folders that trees may be in; empty when they may be anywhere."""
+        """`roots` are the folders that trees may be in; if empty, trees may be anywhere."""
         self._store, self.roots = store, roots
         self._jobs: defaultdict[str, _JobHints] = defaultdict(_JobHints)
         self._causes = StandingCauses(store)
 
     def restore_states(self) -> None:
-        """Restore the hints of the jobs in the store."""
+        """Restore the hints of all jobs in the store."""
         for job_id in self._store.list_job_ids():
             _, text = self._store.get_last_publication(job_id)
             try:
@@ -189,7 +195,7 @@ class HintUpdater:
                     self._jobs[job_id].state = HintState.from_json(text)
                     self._refresh(job_id)
             except Exception:
-                # Unreadable hints must not prevent the publication of orders.
+                # An error in stored hints must not prevent the publication of orders.
                 _logger.exception(
                     "job %s: stored hints cannot be read and are computed again",
                     job_id,
@@ -197,16 +203,18 @@ class HintUpdater:
                 )
 
     def observe_iteration(self, order: GlobalOrder, view: IterationView) -> str:
-        """Add a merged iteration; return the state of its job as JSON text."""
+        """Add a merged iteration; return the hint state of its job as JSON text."""
         job = self._jobs[view.job_id]
         job.state = update_hint_state(job.state, order, view.stalls)
         return job.state.to_json()
 
     def update_published(self, view: IterationView) -> None:
-        """Update the hints of a job after an iteration, and write them beside the dump."""
+        """Update the hints of a job after the publication of an iteration, and write them beside
+        the dump.
+        """
         job_id = view.job_id
         try:
-            # The calls of a published iteration wait no longer.
+            # No rank waits any more in a call of a published iteration.
             job = self._jobs[job_id]
             job.open = tuple(wait for wait in job.open if wait.iteration != view.iteration)
             self._causes.forget_iteration(view)
@@ -216,7 +224,7 @@ class HintUpdater:
             _logger.exception("job %s: hints could not be updated", job_id, extra={"job": job_id})
 
     def update_open_waits(self, *, now_us: int, now_s: float) -> list[JobFreeze]:
-        """Update the hints about open waits, and remove those of waits that are over.
+        """Update the hints about open waits, and remove hints about waits that are over.
 
         Return a freeze for each wait past half of its timeout.
         """
@@ -255,8 +263,8 @@ class HintUpdater:
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
-        # Open waits grow all the time, so the file is written only when one begins or ends, or a
-        # warning changes.
+        # Open waits grow all the time, so the file is written only when a wait begins or ends, or
+        # when a warning changes.
         content = (repr(published), *texts, *(hint.group for hint in hints if hint.waiting))
         if job.written != content:
             job.written = content
@@ -267,17 +275,19 @@ class HintUpdater:
 
 MIN_PUBLISH_RETRY_S = 1.0
 MAX_PUBLISH_RETRY_S = 30.0
-"""First and longest pause before the publication of an iteration is attempted again."""
+"""Longest pause in seconds before the publication of an iteration is attempted again;
+MIN_PUBLISH_RETRY_S is the first pause.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _DelayedIteration:
-    """An iteration that could not be written and is attempted again."""
+    """An iteration that could not be written and will be attempted again."""
 
     view: IterationView
     reason: str
     hurried: bool
-    """Whether it was attempted before its pause was over, because the coordinator stops."""
+    """Whether it was attempted before the end of its pause, because the coordinator stops."""
 
 
 class IterationPublisher:
@@ -295,7 +305,7 @@ class IterationPublisher:
         self._orders, self._counters = orders, counters
         self._premerger = OrderPremerger(store.find_upcoming)
         self._delayed: dict[str, _DelayedIteration] = {}
-        """The iteration of each job that is to be attempted again."""
+        """The iteration of each job that will be attempted again, by job id."""
         self._retries = RetrySchedule(MIN_PUBLISH_RETRY_S, MAX_PUBLISH_RETRY_S)
         self.lost = 0
         """Number of iterations that could not be published."""
@@ -303,25 +313,25 @@ class IterationPublisher:
         """Number of attempts to publish an iteration that have ended."""
 
     def start(self) -> None:
-        """Start merging ahead."""
+        """Start the thread that merges ahead."""
         self._premerger.thread.start()
 
     def stop(self) -> None:
-        """Stop merging ahead; may be repeated."""
+        """Stop the thread that merges ahead; may be repeated."""
         self._premerger.thread.stop()
 
     @property
     def problems(self) -> list[str]:
-        """Sentences on orders that cannot be written at present, one for each job."""
+        """One sentence for each job whose order cannot be written at present."""
         return [
             f"job {job_id}: its order cannot be written and is tried again: {each.reason}"
             for job_id, each in list(self._delayed.items())
         ]
 
     def publish_next(self, *, every: bool = False) -> bool:
-        """Publish one iteration, or attempt to; return whether there was one to attempt.
+        """Publish one iteration, or attempt to; return whether there was an iteration to attempt.
 
-        With `every`, delayed iterations are attempted once more before their pause is over.
+        With `every`, delayed iterations are attempted once more before the end of their pause.
         """
         now_s = time.monotonic()
         view = self._next_due(now_s, every=every) or self._store.take_next_ready(
@@ -334,7 +344,7 @@ class IterationPublisher:
         return True
 
     def _next_due(self, now_s: float, *, every: bool) -> IterationView | None:
-        """Return a delayed iteration that is to be attempted again."""
+        """Return a delayed iteration whose next attempt is due."""
         for job_id, delayed in self._delayed.items():
             if self._retries.is_due(job_id, now_s=now_s) or (every and not delayed.hurried):
                 self._delayed[job_id] = replace(delayed, hurried=every)
@@ -411,7 +421,7 @@ class IterationPublisher:
         try:
             return self._hints.observe_iteration(order, view)
         except Exception:
-            # The order is in the tree: an error in the hints must not lose it.
+            # The order is in the tree already, and an error in the hints must not remove it.
             _logger.exception(
                 "job %s: hints could not be updated with iteration %d",
                 view.job_id,
