@@ -1,6 +1,6 @@
-"""Comparison of two dumps: the calls and tensors that stand for each other, how far they are apart,
-and the call where a difference starts. Offline.
+"""Comparison of two dumps: which calls and tensors correspond to each other, how much they differ,
+and in which call a difference starts. Offline.
 
-The package imports nothing: a worker process, or a script that only dumps, needs single modules
-of it.
+The package itself imports nothing, because a worker process, or a script that only dumps, needs
+single modules of it.
 """

@@ -1,11 +1,11 @@
-"""The three tables of an API comparison and their CSV files, as troubleshooter writes them.
+"""The three tables of an API comparison and their CSV files, as troubleshooter writes them:
 
-    ts_api_mapping_{step}.csv, ts_api_forward_compare_{step}.csv, ts_api_backward_compare_{step}.csv
+ts_api_mapping_{step}.csv, ts_api_forward_compare_{step}.csv, ts_api_backward_compare_{step}.csv
 
-Every field is quoted, lines end in LF, and an empty line ends the file (troubleshooter 1.0.17,
-`api_dump_compare`). The tables of a rank other than 0 have `rank{N}_` before the step.
-`build_api_tables` makes the tables of a report of rankdump: numbers are rounded, and means are
-over all elements.
+Every field is quoted, lines end with LF, and the file ends with an empty line (troubleshooter
+1.0.17, `api_dump_compare`). The file names of a rank other than 0 have `rank{N}_` before the step.
+`build_api_tables` makes the tables from a report of rankdump: its numbers are rounded, and means
+are over all elements.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _VALUE_TITLES = ("result of allclose", "ratio of allclose", "cosine similarity",
 _STATISTIC_TITLES = ("max, min, mean diffs",)
 _STATISTIC_NAMES = ("max", "min", "avg")
 SHAPES_DIFFER = "Shape is inconsistent"
-"""Result in the table where shapes differ."""
+"""Text that the tables have as a result if shapes differ."""
 FRAMEWORK_TITLES: Mapping[str, str] = {
     "mindtorch": "mindtorch",
     "mindspore": "mindspore",
     "torch": "pytorch",
 }
-"""Titles of frameworks by the prefix of their files; the first match counts."""
+"""Titles of frameworks by the prefix of their files; the first match applies."""
 _TITLE_BY_FOLDER = {ApiFileNames(name).folder: shown for name, shown in FRAMEWORK_TITLES.items()}
 
 
@@ -58,29 +58,29 @@ class ApiTable:
 
 @dataclass(frozen=True, slots=True)
 class ApiTableSet:
-    """Tables of one step of one rank."""
+    """Tables of one step on one rank."""
 
     mapping: ApiTable
     forward: ApiTable | None = None
-    """None where there is nothing to compare; then no file is written."""
+    """Table of forward calls; None if there is nothing to compare, and then no file is written."""
     backward: ApiTable | None = None
     rank: int = 0
 
 
 def make_side_titles(origin: str, target: str) -> tuple[str, str]:
-    """Return the first two titles, without the framework where it is unknown."""
+    """Return the first two column titles; the framework is left out where it is unknown."""
     sides = {"ORIGIN NET": origin, "TARGET NET": target}
     first, second = (f"{side} ({name})" if name else side for side, name in sides.items())
     return first, second
 
 
 def list_value_titles(names: tuple[str, str]) -> tuple[str, ...]:
-    """Return the titles of a table that compares elements."""
+    """Return the column titles of a table that compares elements."""
     return (*names, *_SHAPE_TITLES, *_VALUE_TITLES)
 
 
 def list_statistic_titles(names: tuple[str, str]) -> tuple[str, ...]:
-    """Return the titles of a table that compares statistics."""
+    """Return the column titles of a table that compares statistics."""
     return (*names, *_SHAPE_TITLES, *_STATISTIC_TITLES)
 
 
@@ -120,9 +120,9 @@ def format_csv(table: ApiTable) -> str:
 
 
 def build_api_tables(report: ComparisonReport) -> Mapping[int, tuple[ApiTableSet, ...]]:
-    """Return the tables of each iteration, by rank, with API names where the calls have them.
+    """Return the tables of each iteration, for each rank, with API names where the calls have them.
 
-    Constants have no table: they belong to no iteration.
+    Constants are in no table, because they belong to no iteration.
     """
     found: defaultdict[int, defaultdict[int, list[ComparisonRow]]] = defaultdict(
         lambda: defaultdict(list)
@@ -183,7 +183,7 @@ def _build_statistic_table(names: tuple[str, str], rows: Sequence[ComparisonRow]
 
 
 def format_shape_list(shape: tuple[int, ...]) -> str:
-    """Return a shape as tables of statistics spell it: `[2, 3]`."""
+    """Return a shape in the form that tables of statistics use: `[2, 3]`."""
     return str(list(shape))
 
 
@@ -210,7 +210,7 @@ def _format_tensor_names(row: ComparisonRow) -> tuple[str, str]:
 
 
 def _format_tensor_name(name: str, tensor: DumpedTensor | None) -> str:
-    """Return the name of a tensor; for API calls, the name in the info file."""
+    """Return the name of a tensor; for API calls, its name in the info file."""
     if tensor is None:
         return ""
     place = parse_place(tensor.argument) if parse_call_name(name) is not None else None
@@ -228,14 +228,14 @@ def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) 
 
 
 def _has_elements(row: ComparisonRow) -> bool:
-    """Return whether the elements of both sides were available."""
+    """Return whether the elements of both tensors were available."""
     return row.outcome.measures is not None or all(
         side is not None and side.entry is not None for side in (row.pair.a, row.pair.b)
     )
 
 
 def _find_framework(tensors: Iterable[DumpedTensor | None]) -> str:
-    """Return the framework of a side, from the folder of its tensors."""
+    """Return the framework of a side, which the folder of its tensors names."""
     for tensor in tensors:
         if tensor is not None and tensor.entry is not None:
             return _TITLE_BY_FOLDER.get(tensor.entry.path.parent.name, "")

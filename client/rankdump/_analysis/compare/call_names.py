@@ -1,5 +1,6 @@
 """Names of calls: the operator family that all frameworks share, the path of the module, and the
-user's mapping of names of one dump to names of the other. Reads only the mapping file.
+user's mapping from names of one dump to names of the other. The mapping file is the only file that
+is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rankdump._layout.api_tree import CALL_KINDS, LAYER_KIND, parse_call_name
 from rankdump.errors import ConfigError
 
 OperatorFamily: TypeAlias = "tuple[str, bool, bool]"
-"""Normalized type of the operator, whether backward, whether recomputed."""
+"""Normalized type of the operator, whether the call is backward, and whether it is recomputed."""
 CallShapes: TypeAlias = "tuple[tuple[tuple[int, ...] | None, ...], ...]"
 
 _OPERATOR_NAMES = {
@@ -85,11 +86,11 @@ _OPERATOR_NAMES = {
     "unsqueeze": "expanddims",
     "where": "select",
 }
-"""Names of one computation in other frameworks and releases, by the common name.
+"""Names of the same computation in other frameworks and releases, by common name.
 
 Names are in lower case without underscores. They decide which calls may be paired at all, so the
-table is larger than that of troubleshooter in `_compat.api_pairs`, which has to pair exactly what
-that tool pairs.
+table is larger than troubleshooter's table in `_compat.api_pairs`, which has to find the same pairs
+as that tool.
 """
 OPERATOR_SYNONYMS = {
     other: name for name, others in _OPERATOR_NAMES.items() for other in others.split()
@@ -101,7 +102,7 @@ _KIND_PREFIX = re.compile(
 _CALL_NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _PATH_COMPONENT = re.compile(r"[^/.]+")
 _SHARDED_CLASS_PREFIX = re.compile(r"(?<![A-Za-z0-9])(?:FSDP(?=[A-Za-z_])|Replicate(?=[A-Z_]))+")
-"""Prefix of the classes that torch makes on the fly (torch.distributed.fsdp.fully_shard and
+"""Prefixes of the classes that torch creates at run time (torch.distributed.fsdp.fully_shard and
 torch.distributed._composable.replicate_with_fsdp: `FSDP{class}`, `Replicate{class}`).
 """
 
@@ -111,14 +112,14 @@ _MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 @lru_cache(maxsize=1 << 12)
 def normalize_operator_type(op_type: str) -> str:
-    """Return the common name of a type: as `Linear` for `Dense` and `FSDPLinear`."""
+    """Return the common name of an operator type, such as `linear` for `Dense` and `FSDPLinear`."""
     plain = strip_sharded_classes(_KIND_PREFIX.sub("", op_type, count=1)).lower().replace("_", "")
     return OPERATOR_SYNONYMS.get(plain, plain)
 
 
 @lru_cache(maxsize=1 << 14)
 def strip_sharded_classes(name: str) -> str:
-    """Return a name or type with the classes that a module had before it was sharded.
+    """Return a name or type with the class names that modules had before they were sharded.
 
     >>> strip_sharded_classes("Default/network-FSDPNet/0-FSDPBlock/FSDPBlock-op0")
     'Default/network-Net/0-Block/Block-op0'
@@ -127,12 +128,12 @@ def strip_sharded_classes(name: str) -> str:
 
 
 def get_operator_family(call: DumpedCall) -> OperatorFamily:
-    """Return the family of a call; calls are paired without a name only within a family."""
+    """Return the family of a call; without a common name, calls are paired only within a family."""
     return normalize_operator_type(call.op_type), call.backward, call.recomputed
 
 
 def list_call_shapes(call: DumpedCall) -> CallShapes:
-    """Return the normalized shapes of all inputs and outputs."""
+    """Return the normalized shapes of all inputs and outputs of a call."""
     return (
         tuple(normalize_shape(tensor.shape) for tensor in call.inputs),
         tuple(normalize_shape(tensor.shape) for tensor in call.outputs),
@@ -140,15 +141,17 @@ def list_call_shapes(call: DumpedCall) -> CallShapes:
 
 
 def normalize_shape(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the sorted extents of a shape without those of 1; None for an unknown shape.
+    """Return the sorted extents of a shape without extents of 1; None for an unknown shape.
 
-    This makes a tensor in NHWC equal to the same tensor in NCHW.
+    With this, a tensor in NHWC equals the same tensor in NCHW.
     """
     return None if shape is None else tuple(sorted(extent for extent in shape if extent != 1))
 
 
 def is_numbered_call(call: DumpedCall) -> bool:
-    """Return whether the name counts calls, so that an extra call shifts all later names."""
+    """Return whether the call's name contains a running number, so that an extra call shifts all
+    later names.
+    """
     return parse_call_name(call.op_name) is not None and not is_layer_mark(call.op_name)
 
 
@@ -167,8 +170,9 @@ def parse_module_path(op_name: str) -> tuple[str, ...]:
 
 
 def list_call_spellings(call: DumpedCall) -> tuple[str, ...]:
-    """Return the names that a mapping may have for a call: the full one, and the spelling of files
-    or, of an API call, the name without its direction. A gradient is named like its operator.
+    """Return the names by which a mapping may refer to a call: the full name, and its spelling in
+    file names or, for an API call, the name without the direction. A gradient has the name of its
+    operator.
     """
     api = parse_call_name(call.op_name)
     if api is not None:
@@ -177,8 +181,8 @@ def list_call_spellings(call: DumpedCall) -> tuple[str, ...]:
 
 
 def list_partner_names(call: DumpedCall, mapping: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names that side b may have for a call of side a, the most specific first: those of
-    its names, then those of prefixes of them, such as the path of a module.
+    """Yield the names that a call of side a may have on side b, the most specific first: the mapped
+    names of the call, then those of prefixes of its names, such as the path of a module.
     """
     names = list_call_spellings(call)
     for name in names:
@@ -196,7 +200,9 @@ def _spell_both_ways(name: str) -> tuple[str, str]:
 
 
 def read_name_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping[str, str]:
-    """Return names of side b by names of side a; ConfigError where the file is not valid."""
+    """Return the names of side b by names of side a; ConfigError when the mapping file is not
+    valid.
+    """
     if isinstance(given, Mapping):
         return given
     path = Path(fspath(given))
@@ -209,7 +215,8 @@ def read_name_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping
 
 
 def parse_name_mapping(file: str, text: str) -> Mapping[str, str]:
-    """Return names of side b by names of side a, from the text of a file: a JSON object, or lines.
+    """Return the names of side b by names of side a, from the text of a file: a JSON object, or
+    lines.
 
     ConfigError names the file and what is not valid.
     """

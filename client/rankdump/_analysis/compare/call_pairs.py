@@ -1,13 +1,14 @@
-"""Pairs of calls of two programs. Each rule pairs calls that the rules before it left. Pure.
+"""Pairs of calls of two programs. Each rule pairs calls that the earlier rules have left unpaired.
+Pure.
 
-A rule that depends on the order works only between calls that are paired already and have the same
-order on both sides, so it never pairs a call missing on one side with a new call far away on the
-other. The cost of a rule is about linear in the number of calls.
+A rule that depends on the order works only between calls that are already paired and have the same
+order on both sides. So it never pairs a call that one side lacks with a new call far away on the
+other side. The cost of a rule is about linear in the number of calls.
 
-The longest common subsequence is exact and needs little memory. One row of the classic table is
-one integer, with a bit for each element of the other list (H. Hyyro, "Bit-parallel LCS-length
-computation revisited", 2004), so 64 cells cost one operation of the processor; the list is halved
-recursively (D. Hirschberg, 1975), so two rows are kept instead of all. Two programs of 20,000
+The longest common subsequence is exact and needs little memory. One row of the classic table is one
+integer with a bit for each element of the other list (H. Hyyro, "Bit-parallel LCS-length
+computation revisited", 2004), so 64 cells cost one operation of the processor. The list is halved
+recursively (D. Hirschberg, 1975), so two rows are kept in place of all rows. Two programs of 20,000
 calls in any order take some tenths of a second.
 """
 
@@ -45,7 +46,7 @@ from rankdump.errors import ConfigError
 UnpairedSegment: TypeAlias = "tuple[list[DumpedCall], list[DumpedCall]]"
 
 _MAX_TABLE_CELLS = 1 << 22
-"""Tables up to this size, half a megabyte, are kept whole."""
+"""Number of cells up to which a table, of half a megabyte then, is kept as a whole."""
 PAIRING_RULES: tuple[PairingRule, ...] = tuple(rule for rule in get_args(PairingRule) if rule)
 """Allowed values in `ComparisonSettings.rules`."""
 
@@ -59,12 +60,12 @@ class PairingState:
     partners_of_a: dict[int, tuple[int, PairingRule]] = field(
         default_factory=dict[int, "tuple[int, PairingRule]"]
     )
-    """Position in b and the rule, by position in a."""
+    """Position in b and the rule of each paired call, by its position in a."""
     paired_b: set[int] = field(default_factory=set[int])
     """Positions in b that have a partner."""
 
     def add_pair(self, a: DumpedCall, b: DumpedCall, rule: PairingRule) -> None:
-        """Pair two calls."""
+        """Pair a call of a with a call of b by a rule."""
         self.partners_of_a[a.position] = b.position, rule
         self.paired_b.add(b.position)
 
@@ -79,7 +80,7 @@ class PairingState:
         return [call for call in self.b.calls if call.position not in self.paired_b]
 
     def pair_equal_names(self, key: Callable[[DumpedCall], Hashable]) -> None:
-        """Pair unpaired calls of the same key in order; calls with the key None are skipped."""
+        """Pair unpaired calls with the same key, in order; calls whose key is None are skipped."""
         waiting = _group_calls(self.unpaired_b, key)
         for call in self.unpaired_a:
             own = key(call)
@@ -88,7 +89,7 @@ class PairingState:
                 self.add_pair(call, others.pop(), "exact")
 
     def segments(self) -> Iterator[UnpairedSegment]:
-        """Yield the unpaired calls between pairs that have the same order on both sides."""
+        """Yield the unpaired calls between paired calls that have the same order on both sides."""
         left_a, left_b = self.unpaired_a, self.unpaired_b
         if not (left_a and left_b):
             return
@@ -103,7 +104,9 @@ class PairingState:
             at_a, at_b = next_a, next_b
 
     def list_call_pairs(self) -> list[CallPair]:
-        """Return all calls in execution order of a, unpaired calls of b after their predecessor."""
+        """Return all calls in the execution order of a; an unpaired call of b comes after its
+        predecessor.
+        """
         place = {b: a for a, (b, _) in self.partners_of_a.items()}
         alone: defaultdict[int, list[CallPair]] = defaultdict(list)
         behind = -1
@@ -125,7 +128,7 @@ class PairingState:
 def _group_calls(
     calls: Iterable[DumpedCall], key: Callable[[DumpedCall], Hashable]
 ) -> defaultdict[Hashable, list[DumpedCall]]:
-    """Return the calls of each key, in reverse order."""
+    """Return the calls with each key, in reverse order."""
     found: defaultdict[Hashable, list[DumpedCall]] = defaultdict(list)
     for call in calls:
         found[key(call)].append(call)
@@ -139,7 +142,7 @@ def _find_edge(calls: Sequence[DumpedCall], at: int, edge: int) -> int:
 
 
 def _find_longest_rise(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return a longest increasing subsequence of the second numbers of pairs."""
+    """Return pairs whose second numbers are a longest increasing subsequence."""
     ends: list[int] = []
     last: list[int] = []
     before: list[int] = []
@@ -167,7 +170,7 @@ def find_common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> lis
 def _yield_common_pairs(
     a: list[int], b: list[int], at_a: int, at_b: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of two parts that begin at the positions `at_a` and `at_b`."""
+    """Yield the pairs of two parts of the lists, which begin at the positions `at_a` and `at_b`."""
     head = _count_common_prefix(a, b)
     tail = _count_common_prefix(a[head:][::-1], b[head:][::-1])
     inner_a, inner_b = a[head : len(a) - tail], b[head : len(b) - tail]
@@ -201,7 +204,9 @@ def _yield_inner_pairs(
 
 
 def _yield_table_rows(a: list[int], b: list[int]) -> Iterator[int]:
-    """Yield the rows of the table; a clear bit is a position where the length increases."""
+    """Yield the rows of the table; in each, a bit that is 0 marks a position where the length
+    increases.
+    """
     places: dict[int, int] = {}
     for at, token in enumerate(b):
         places[token] = places.get(token, 0) | 1 << at
@@ -214,7 +219,7 @@ def _yield_table_rows(a: list[int], b: list[int]) -> Iterator[int]:
 
 
 def _compute_lengths(a: list[int], b: list[int]) -> npt.NDArray[np.int64]:
-    """Return the length of the common subsequence of a and each prefix of b."""
+    """Return the length of the longest common subsequence of a and each prefix of b."""
     row = deque(_yield_table_rows(a, b), maxlen=1).pop()
     packed = np.frombuffer(row.to_bytes(len(b) // 8 + 1, "little"), np.uint8)
     flat = np.unpackbits(packed, count=len(b), bitorder="little")
@@ -222,7 +227,7 @@ def _compute_lengths(a: list[int], b: list[int]) -> npt.NDArray[np.int64]:
 
 
 def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Return the pairs of two lists by tracing their whole table from its end."""
+    """Return the pairs of two lists, found by tracing their whole table from its end."""
     rows = list(_yield_table_rows(a, b))
     found: list[tuple[int, int]] = []
     i, j = len(a), len(b)
@@ -238,9 +243,9 @@ def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> list[CallPair]:
-    """Return the calls of two programs in pairs with their rules, in execution order of a.
+    """Return the paired calls of two programs with the rules, in the execution order of a.
 
-    Calls without a partner are listed where they ran.
+    Calls without a partner are listed at the position where they ran.
     """
     pairing = PairingState(a, b)
     for rule in settings.rules:
@@ -256,7 +261,7 @@ def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings)
 
 
 def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
-    """Return the rules of these names; ConfigError for an unknown rule or an empty list."""
+    """Return the rules with these names; ConfigError for an unknown rule or an empty list."""
     known: dict[str, PairingRule] = {rule: rule for rule in PAIRING_RULES}
     found = tuple(rules)
     for rule in found:
@@ -268,11 +273,11 @@ def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
 
 
 def _pair_same_names(pairing: PairingState) -> None:
-    """Pair calls of the same name, the nth call with the nth.
+    """Pair calls with the same name, the nth call with the nth.
 
-    The prefixes of classes that sharding made are ignored for calls that have no partner otherwise.
-    Names that count the calls of an API are shifted when one side has an extra call, so they are
-    used only for families that have the same names on both sides.
+    For calls that have no partner otherwise, the class prefixes that sharding added are ignored.
+    Names with a running number of an API's calls are shifted when one side has an extra call, so
+    they are used only for families that have the same names on both sides.
     """
     names_a, names_b = _list_numbered_names(pairing.a), _list_numbered_names(pairing.b)
     alike = {kind for kind, names in names_a.items() if names_b.get(kind) == names}
@@ -291,7 +296,7 @@ def _pair_same_names(pairing: PairingState) -> None:
 
 
 def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[str]]:
-    """Return the names of numbered calls by their families, sorted."""
+    """Return the names of numbered calls by family, sorted."""
     found: dict[OperatorFamily, list[str]] = {}
     for call in program.calls:
         if is_numbered_call(call):
@@ -300,7 +305,7 @@ def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[st
 
 
 def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> None:
-    """Pair names that the user's mapping equates."""
+    """Pair calls whose names the user's mapping makes equal."""
     waiting: dict[tuple[str, bool, bool], list[DumpedCall]] = {}
     for call in reversed(pairing.unpaired_b):
         for name in list_call_spellings(call):
@@ -328,7 +333,7 @@ def _make_shapes_key(call: DumpedCall) -> Hashable:
 
 
 def _pair_by_type(pairing: PairingState) -> None:
-    """Pair calls of a family in order where both sides made equally many."""
+    """Pair calls of a family in order, if both sides made equally many of them."""
     keys = (_make_path_and_shapes_key, _make_path_key, _make_shapes_key, get_operator_family)
     for key in keys:
         for left_a, left_b in list(pairing.segments()):
@@ -341,7 +346,9 @@ def _pair_by_type(pairing: PairingState) -> None:
 
 
 def _pair_by_sequence(pairing: PairingState) -> None:
-    """Pair the calls of a longest common subsequence: with shapes first, then without."""
+    """Pair the calls of a longest common subsequence: first by type and shapes, then by
+    type alone.
+    """
     for key in (_make_path_and_shapes_key, _make_shapes_key, get_operator_family):
         for left_a, left_b in list(pairing.segments()):
             tokens = [key(call) for call in left_a], [key(call) for call in left_b]

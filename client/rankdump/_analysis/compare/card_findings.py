@@ -1,8 +1,8 @@
 """Findings from run cards: what differs between two dumps before the first operator, and what
-differs between the ranks of one dump that should agree. Pure.
+differs between ranks of one dump that should agree. Pure.
 
 Digests of parameters are merged over the ranks first: parts without common elements add up, and
-copies of one part must be equal. So a model on one rank compares with a sharded one.
+copies of the same part must be equal. So a model on one rank compares with a sharded model.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ CardSubject = Literal[
     "cards",
 ]
 _Place: TypeAlias = "tuple[int, int]"
-"""Rank and iteration."""
+"""Rank and iteration of a run card."""
 _DIGEST_RANGE = 1 << 64
 _MAX_NAMES = 3
 _MAX_ARGUMENTS = 4
 _MAX_TEXT = 1000
 _WORLD_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _SEEDLESS_STATES = ("random.python", "random.numpy")
-"""States that differ by chance where nobody seeds and uses them."""
+"""Generator states that differ by chance if the script neither seeds nor uses the generators."""
 _ABSENT = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class CardFinding:
-    """Something that differs, or a remark about what could not be compared."""
+    """A difference, or a remark about something that could not be compared."""
 
     subject: CardSubject
     text: str
-    """One clause, such as `the batches differ from iteration 0 on`."""
+    """The finding as one clause, such as `the batches differ from iteration 0 on`."""
     is_difference: bool = True
-    """False for a remark."""
+    """Whether the finding is a difference; if not, it is a remark."""
     names: tuple[str, ...] = ()
-    """What differs: parameters, tensors of the batch, modules, variables; all of them."""
+    """Names of everything that differs: parameters, tensors of the batch, modules or variables."""
     ranks: tuple[int, ...] = ()
-    """Ranks that it was found on; empty where it is about whole dumps."""
+    """Ranks that have the finding; empty if it is about whole dumps."""
     iteration: int | None = None
-    """First iteration in which it was found; None for what is the same in all."""
+    """First iteration that has the finding; None for a fact that is the same in all iterations."""
 
 
 class CardPair(NamedTuple):
-    """Cards of both sides that are compared."""
+    """Run cards of both sides that are compared with each other."""
 
     a: RankCard
     b: RankCard
@@ -88,12 +88,13 @@ def compare_cards(
     *,
     is_joined: bool = False,
 ) -> tuple[CardFinding, ...]:
-    """Return what differs between the cards of two dumps: the causes of steps by their first
-    iteration, then facts about processes, then remarks.
+    """Return what differs between the run cards of two dumps: first the causes of steps, by the
+    first iteration in which they differ, then facts about processes, then remarks.
 
-    `places` are rank and iteration of a with those of b; parameters are merged over all ranks of
-    the iteration, whether they are among them or not. Where ranks are joined, weights that first
-    differ after a step are a remark: their digests do, as soon as a step is rounded in another way.
+    `places` pairs rank and iteration of a with those of b. Parameters are merged over all ranks of
+    an iteration, even if `places` lacks some of them. If ranks are joined, weights that first
+    differ after a step are only a remark, because their digests differ as soon as one step is
+    rounded differently.
     """
     remarks = [*_list_problems("a", a), *_list_problems("b", b)]
     without = [name for name, side in (("a", a), ("b", b)) if not side.cards]
@@ -120,7 +121,8 @@ def compare_cards(
         *_compare_facts(pairs, a, b),
     )
     differences = [each for each in found if each.is_difference]
-    # What begins later may follow from what began before; the sort is stable.
+    # A later difference may follow from an earlier one; the stable sort keeps the order of equal
+    # iterations.
     differences.sort(key=lambda each: math.inf if each.iteration is None else each.iteration)
     others = (each for each in found if not each.is_difference)
     return _make_printable((*differences, *others, *remarks))
@@ -129,7 +131,7 @@ def compare_cards(
 def compare_ranks(found: FoundCards, others: FoundCards | None = None) -> tuple[CardFinding, ...]:
     """Return what differs between the ranks of one dump although it should agree.
 
-    `others` are the cards of the whole tree, where nothing in it was found.
+    `others` contains the run cards of the whole tree, for the case that `found` has none.
     """
     problems = _list_problems("the tree", found)
     if not found.cards:
@@ -140,7 +142,7 @@ def compare_ranks(found: FoundCards, others: FoundCards | None = None) -> tuple[
         first.setdefault(each.rank, each)
     cards = [*first.values()]
     for subject, list_values in _FACTS:
-        # Models of pipeline stages differ, and so may seeds.
+        # Models of pipeline stages differ, and their seeds may differ.
         if subject != "models":
             findings += _compare_rank_facts(subject, list_values, cards)
     findings += _describe_equal_batches(found.cards)
@@ -181,11 +183,11 @@ def _compare_random(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
 
 
 def _is_advanced(pairs: Sequence[CardPair], name: str) -> bool:
-    """Return whether a generator was used between iterations, on any rank of any side."""
+    """Return whether a generator was used between iterations, on any rank of either side."""
     states: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
     for pair in pairs:
         for side, each in (("a", pair.a), ("b", pair.b)):
-            # An iteration in which no model is called has none.
+            # The card of an iteration in which no model is called has no digests of generators.
             if name in each.card.digests:
                 states[side, each.rank].add(each.card.digests[name])
     return any(len(each) > 1 for each in states.values())
@@ -198,7 +200,9 @@ def _compare_digests(
     text: str,
     left_out: AbstractSet[str] = frozenset(),
 ) -> Iterator[CardFinding]:
-    """Yield at most one finding about the digests with a prefix that both sides have."""
+    """Yield at most one finding about the digests whose names have this prefix and that both sides
+    have.
+    """
     compared: set[int] = set()
     differing: dict[int, set[str]] = {}
     ranks: set[int] = set()
@@ -265,17 +269,17 @@ def _describe_parameter_group(name: str) -> str:
 
 
 class MergedParameters(NamedTuple):
-    """Digests of the parameters of an iteration, over all ranks."""
+    """Digests of the parameters in one iteration, merged over all ranks."""
 
     whole: Mapping[str, ParameterDigest]
-    """Those whose parts cover all that is digested."""
+    """Digests of the parameters whose parts cover everything that is digested."""
     incomplete: tuple[str, ...]
     unequal: Mapping[str, tuple[int, ...]]
-    """Ranks that have the same part of a parameter with different values, by its name."""
+    """Ranks that have the same part of a parameter with different values, by parameter."""
 
 
 def merge_parameters(cards: Iterable[RankCard]) -> MergedParameters:
-    """Return the digests of logical parameters from the cards of one iteration."""
+    """Return the digests of logical parameters from the run cards of one iteration."""
     parts: defaultdict[str, list[tuple[int, ParameterDigest]]] = defaultdict(list)
     for each in cards:
         for name, text in each.card.parameters.items():
@@ -298,7 +302,9 @@ def merge_parameters(cards: Iterable[RankCard]) -> MergedParameters:
 
 
 def _covers_all(parts: Sequence[str]) -> bool:
-    """Return whether parts are all elements, each once; one that cannot be read is none."""
+    """Return whether the parts contain every element exactly once; a part that cannot be read
+    contains none.
+    """
     if parts == [""]:
         return True
     try:
@@ -322,7 +328,7 @@ def _read_box(part: str) -> list[tuple[int, int, int]]:
 def _compare_parameters(
     a: FoundCards, b: FoundCards, iterations: Sequence[tuple[int, int]], *, is_joined: bool
 ) -> Iterator[CardFinding]:
-    """Yield findings about the first iteration in which parameters differ, or their types do."""
+    """Yield findings about the first iteration in which parameters or their types differ."""
     first, _ = min(iterations)
     not_compared: set[str] = set()
     for at, other in sorted(iterations):
@@ -371,7 +377,7 @@ def _make_parameter_finding(
 
 
 def _group_iterations(cards: Sequence[RankCard]) -> list[tuple[int, list[RankCard]]]:
-    """Return the cards of each iteration, the earliest first."""
+    """Return the run cards of each iteration, the earliest iteration first."""
     found: defaultdict[int, list[RankCard]] = defaultdict(list)
     for each in cards:
         found[each.iteration].append(each)
@@ -425,7 +431,7 @@ _FACTS: Sequence[tuple[CardSubject, _FactLister]] = (
 def _compare_facts(
     pairs: Sequence[CardPair], a: FoundCards, b: FoundCards
 ) -> Iterator[CardFinding]:
-    """Yield findings about facts, from the first cards of each rank."""
+    """Yield findings about facts, from the first run card of each rank."""
     first: dict[int, CardPair] = {}
     for pair in pairs:
         first.setdefault(pair.a.rank, pair)
@@ -451,8 +457,8 @@ def _compare_facts(
 
 
 def _follows_from_layout(subject: CardSubject, name: str, sides: Sequence[FoundCards]) -> bool:
-    """Return whether a fact differs because ranks share the job in another way: the number of ranks
-    does, and models where they are stages of a pipeline.
+    """Return whether a fact differs only because ranks share the job in another way. The number of
+    ranks does, and so do models if they are stages of a pipeline.
     """
     if subject == "models":
         return any(len({str(_list_models(each.card)) for each in side.cards}) > 1 for side in sides)
@@ -510,8 +516,8 @@ def _compare_rank_rates(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
 
 
 def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
-    """Yield a remark where several ranks have one batch: right for ranks that share a model, and
-    wrong for those that share the data.
+    """Yield a remark if several ranks have the same batch, which is right for ranks that share a
+    model and wrong for ranks that share the data.
     """
     alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for iteration, own in _group_iterations(cards):
@@ -535,7 +541,9 @@ def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
 
 
 def _make_printable(findings: Iterable[CardFinding]) -> tuple[CardFinding, ...]:
-    """Return findings whose texts are one line: names and values of a card may be any text."""
+    """Return findings with one-line texts, because names and values in a run card may
+    be any text.
+    """
     texts = [(each, sanitize_line(each.text)) for each in findings]
     return tuple(
         replace(each, text=text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")

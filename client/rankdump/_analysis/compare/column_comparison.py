@@ -1,8 +1,9 @@
-"""Comparison of two trees without tensors by their columns: verdicts of all pairs at once, and a
-row for each pair, as the comparison of programs gives them.
+"""Comparison of two trees without tensors by their columns: the verdicts of all pairs are computed
+at once, and each pair gets the row that the comparison of programs would give it.
 
-Programs of one structure (the same operators with tensors of the same shapes, in the same order)
-are paired once. The tensors of a row have neither fingerprint nor record: both were used.
+Programs with the same structure (the same operators with tensors of the same shapes, in the same
+order) are paired only once. The tensors in a row have neither fingerprint nor record, because both
+have been used already.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _Flags: TypeAlias = "npt.NDArray[np.bool_]"
 _FixedParts: TypeAlias = "tuple[TensorSide, int, str, str, tuple[int, ...]]"
-"""What tensors of one place of a structure have in common."""
+"""Fields that tensors at the same place of equal structures have in common."""
 _CallFacts: TypeAlias = "tuple[int, PairingRule, str, str, str, bool]"
-"""What a row says of its calls, from `ComparisonRow.position` to `backward`."""
+"""Fields of a row about its calls, from `ComparisonRow.position` to `backward`."""
 _SIDES = (TensorSide.INPUT, TensorSide.OUTPUT)
 _STRUCTURE = ("name", "op_type", "argument", "dtype", "shape", "layout")
 _WORD_BITS = 62
@@ -64,7 +65,7 @@ _UNKNOWN_FINITENESS = 2
 
 
 class StatisticRow(Mapping[str, float]):
-    """Statistics of one tensor, or differences of a pair, in columns."""
+    """Statistics of one tensor, or differences of a pair, which are read from columns."""
 
     __slots__ = ("_columns", "_row")
 
@@ -88,7 +89,7 @@ class StatisticRow(Mapping[str, float]):
 
 @dataclass(frozen=True, slots=True)
 class StatisticColumns:
-    """Numbers of many tensors by their names."""
+    """Numbers of many tensors, by name of the statistic."""
 
     values: Mapping[str, npt.NDArray[np.float64]]
     is_known: Mapping[str, _Flags]
@@ -99,7 +100,7 @@ class _CallType(NamedTuple):
 
 
 class _PairingPlan(NamedTuple):
-    """Pairs of tensors of two structures: their places in both programs, -1 for none."""
+    """Pairs of tensors for two structures: their positions in both programs, -1 for no tensor."""
 
     calls: list[_CallFacts]
     a: _Numbers
@@ -112,7 +113,7 @@ def compare_columns(
     places: Sequence[tuple[ColumnPlace, ColumnPlace]],
     settings: ComparisonSettings,
 ) -> list[ComparisonRow]:
-    """Return the rows of pairs of programs."""
+    """Return the comparison rows of pairs of programs."""
     sides = _ColumnSide(a), _ColumnSide(b)
     known: dict[tuple[bytes, bytes], _PairingPlan] = {}
     plans: list[_PairingPlan] = []
@@ -149,7 +150,9 @@ def compare_columns(
 
 
 def _place_rows(parts: Sequence[tuple[_Numbers, int]]) -> _Numbers:
-    """Return the rows of places in programs, which begin at some row; -1 for none."""
+    """Return the rows for positions in programs, each of which begins at its own row; -1 for no
+    tensor.
+    """
     placed = [np.where(places < 0, -1, places + start) for places, start in parts]
     return np.concatenate([np.zeros(0, np.int64), *placed])
 
@@ -165,7 +168,7 @@ def _plan_pairs(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings
 
 
 class _ColumnSide:
-    """One of the two trees."""
+    """One of the two trees, with what was computed from its columns."""
 
     def __init__(self, columns: TreeColumns) -> None:
         self.columns = columns
@@ -175,21 +178,21 @@ class _ColumnSide:
         self._fixed: dict[bytes, list[_FixedParts]] = {}
 
     def find_structure(self, place: ColumnPlace) -> bytes:
-        """Return what programs of one structure have in common."""
+        """Return a digest that is equal for programs with the same structure."""
         if place not in self._structures:
             part = np.ascontiguousarray(self._words[place.start : place.stop])
             self._structures[place] = xxhash.xxh3_128_digest(part.view(np.uint8).data)
         return self._structures[place]
 
     def build_program(self, place: ColumnPlace) -> DumpedProgram:
-        """Return a program, of which only the structure counts."""
+        """Return a program, of which only the structure matters."""
         rows = slice(place.start, place.stop)
         types = map(_CallType, self._spell("op_type", rows))
         named = zip(self._spell("name", rows), types, self.build_tensors(place), strict=True)
         return build_program((place.rank, place.iteration), ((0, *each) for each in named))
 
     def build_tensors(self, place: ColumnPlace) -> list[DumpedTensor]:
-        """Return the tensors of a program, in its order."""
+        """Return the tensors of a program, in order."""
         structure, rows = self.find_structure(place), slice(place.start, place.stop)
         if structure not in self._fixed:
             self._fixed[structure] = self._build_fixed_parts(rows)
@@ -213,7 +216,7 @@ class _ColumnSide:
         return [*zip(sides, self.columns.slots[rows].tolist(), *texts, strict=True)]
 
     def build_measured_tensor(self, row: int, sketch: npt.NDArray[np.float32]) -> DumpedTensor:
-        """Return a tensor with its fingerprint."""
+        """Return the tensor in a row, with its fingerprint."""
         place = ColumnPlace(0, 0, row, row + 1)
         (tensor,) = self.build_tensors(place)
         if not self.columns.has_fingerprint[row]:
@@ -222,8 +225,8 @@ class _ColumnSide:
         return tensor._replace(fingerprint=RecordedFingerprint(digest, sketch.tobytes()))
 
     def list_finiteness(self, rows: _Numbers) -> list[int]:
-        """Return the places in _FINITENESS of whether tensors hold NaN or infinity; -1 is a row
-        without a tensor.
+        """Return for each row an index into _FINITENESS, which says whether its tensor has NaN or
+        infinity; a row of -1 has no tensor.
         """
         return np.where(rows < 0, _UNKNOWN_FINITENESS, self._find_finiteness()[rows]).tolist()
 
@@ -254,7 +257,9 @@ def _spell(column: CodedColumn, rows: slice) -> list[Any]:
 
 
 def _pack_structure(columns: TreeColumns) -> _Numbers:
-    """Return as few words as possible for each row, which are the same for the same structure."""
+    """Return a few numbers for each row, which are equal if and only if the structures of the rows
+    are.
+    """
     parts = [(columns.sides, 2), (columns.slots, int(columns.slots.max(initial=0)) + 1)]
     parts += [(columns.coded[name].codes, len(columns.coded[name].values)) for name in _STRUCTURE]
     words: list[_Numbers] = []
@@ -271,7 +276,7 @@ def _pack_structure(columns: TreeColumns) -> _Numbers:
 
 
 def _translate(a: CodedColumn, b: CodedColumn) -> _Numbers:
-    """Return the codes of b as those of a, -1 for values that a has not."""
+    """Return the codes of b translated to those of a; -1 for values that a does not have."""
     numbers = {value: code for code, value in enumerate(a.values)}
     codes = np.array([numbers.get(value, -1) for value in b.values], np.int64)
     return codes[b.codes]
@@ -302,7 +307,9 @@ def _judge_pairs(
 def _list_plain_outcomes(
     is_equal: list[bool], finite_a: list[int], finite_b: list[int]
 ) -> list[PairOutcome]:
-    """Return outcomes as if all pairs that are not equal had no partner; they are shared."""
+    """Return the outcomes of equal pairs; all other pairs get the outcome of a tensor without a
+    partner. Equal outcomes are one object.
+    """
     numbers = range(len(_FINITENESS))
     known = {
         (equal, own, other): PairOutcome(
@@ -318,7 +325,7 @@ def _list_plain_outcomes(
 def _compare_facts(
     a: TreeColumns, b: TreeColumns, rows_a: _Numbers, rows_b: _Numbers
 ) -> tuple[_Flags, _Flags]:
-    """Return which pairs have the same type and shape, and of which a digest is the same."""
+    """Return which pairs have the same type and shape, and which pairs have an equal digest."""
     same_type = np.ones(len(rows_a), np.bool_)
     for name in ("dtype", "shape"):
         own, other = a.coded[name].codes[rows_a], _translate(a.coded[name], b.coded[name])[rows_b]
@@ -340,7 +347,9 @@ def _judge_suspects(
     rows_b: _Numbers,
     tolerances: ElementTolerances,
 ) -> Iterator[_Judged]:
-    """Yield the outcomes of pairs of one type and shape that are not known to be equal."""
+    """Yield the outcomes of pairs that have the same type and shape and are not known
+    to be equal.
+    """
     differences, verdicts = _compare_statistics(
         a.statistics, b.statistics, rows_a, rows_b, tolerances
     )
@@ -381,7 +390,9 @@ def _compare_statistics(
     rows_b: _Numbers,
     tolerances: ElementTolerances,
 ) -> tuple[StatisticColumns, _Numbers]:
-    """Return differences and verdicts, as places in VERDICTS; as `compare_statistics` does."""
+    """Return the differences and the verdicts as `compare_statistics` computes them; verdicts are
+    indexes into VERDICTS.
+    """
     count = len(rows_a)
     found, known_of = dict[str, Any](), dict[str, Any]()
     is_known, is_equal, is_nan, is_close = (np.full(count, value) for value in (0, 1, 0, 1))
@@ -421,7 +432,9 @@ def _judge_others(
     places: _Numbers,
     settings: ComparisonSettings,
 ) -> Iterator[tuple[int, PairOutcome]]:
-    """Yield the outcomes of pairs of other types or shapes, which are few, one by one."""
+    """Yield the outcomes of pairs with different types or shapes, one by one, because there are
+    few.
+    """
     sketches = [
         _load_known_sketches(side.columns, rows[places])
         for side, rows in ((a, rows_a), (b, rows_b))
@@ -430,7 +443,8 @@ def _judge_others(
         own = a.build_measured_tensor(int(rows_a[at]), sketches[0][number])
         other = b.build_measured_tensor(int(rows_b[at]), sketches[1][number])
         outcome = decide_without_reading(TensorPair(own, other), settings)
-        assert outcome is not None  # nothing has a file
+        # None would mean that a file has to be read, and there are no files
+        assert outcome is not None
         yield at, outcome
 
 

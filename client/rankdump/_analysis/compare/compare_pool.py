@@ -1,17 +1,18 @@
-"""Pool of processes that compares all pairs of tensors: pairs that need no file at once, the rest
-in this process and in workers beside it, or as tasks of a Dask cluster, for trees that one machine
-cannot read in time.
+"""Pool of processes that compares all pairs of tensors. Pairs that need no file are compared at
+once, the rest in this process and in workers beside it; or as tasks of a Dask cluster, for trees
+that one machine cannot read in time.
 
-This process works from the start, while the workers are still starting. A worker that died is
-replaced, and the pairs of the lost group are tried one by one. On one machine the memory is that
-of the largest pair for each process.
+This process compares from the beginning, while the workers are still starting. A worker that died
+is replaced, and the pairs of its lost group are tried one by one. On one machine, each process
+needs memory for the largest pair.
 
-A worker is a Python process of its own that imports this module and nothing of the caller's: a
-process of `multiprocessing` would import the caller's script again, which may be a training. It
-reads from a pipe, and ends when the other end is closed.
+A worker is a separate Python process that imports this module and nothing of the caller's: a
+process of `multiprocessing` would import the caller's script again, which may be a training. The
+worker reads from a pipe, and ends when the other end is closed.
 
-The workers of a cluster open the files themselves: they need the trees at the same paths, on a
-shared disk, and rankdump installed. `distributed` is imported only when a cluster is used.
+The workers of a cluster open the files themselves. They need the trees at the same paths, on a
+shared disk, and need rankdump to be installed. `distributed` is imported only when a cluster is
+used.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ from rankdump._analysis.compare.report import (
 from rankdump.errors import ConfigError, UnavailableError, UnsupportedError
 
 SERVE_IMPORT = f"from {__name__} import serve"
-"""Code with which a worker process imports its main function."""
+"""Python code with which a worker process imports its main function."""
 
 ComparisonProgress: TypeAlias = Callable[[int, int], None]
-"""Takes the number of pairs compared and the total; called in the caller's thread."""
+"""Function that takes the number of compared pairs and the total; called in the caller's thread."""
 _MIN_BYTES_PER_WORKER = 512 << 20
 _MIN_PAIRS_PER_WORKER = 4000
-"""Least work for another process: its start takes a core half as long."""
+"""Smallest number of pairs for which another process is started: starting it takes a core half as
+long as comparing them.
+"""
 
 
 class CompareWorker:
-    """A worker process; it starts with the object, which is for one thread."""
+    """A worker process, which starts when the object is created; for one thread."""
 
     def __init__(self) -> None:
         own, other = Pipe()
@@ -68,22 +71,24 @@ class CompareWorker:
                 [sys.executable, "-c", f"{path}; {SERVE_IMPORT}; serve({other.fileno()})"],
                 pass_fds=(other.fileno(),),
                 stdin=subprocess.DEVNULL,
-                # An interrupt from the terminal is the caller's, who then ends this process.
+                # A new session: an interrupt from the terminal reaches only the caller, which then
+                # ends this process.
                 start_new_session=True,
             )
         self._pipe: Connection[Any, Any] = own
 
     def wait_until_ready(self) -> bool:
-        """Wait until the process can compare; return whether it started."""
+        """Wait until the process can compare; return whether it has started."""
         try:
             return self._pipe.recv() is None
         except (EOFError, OSError):
             return False
 
     def compare(self, group: PairGroup, settings: ComparisonSettings) -> GroupOutcomes | None:
-        """Return the outcomes of a group; None when the process died, or was ended, before that.
+        """Return the outcomes of a group; None when the process died or was ended before it
+        answered.
 
-        An error in it is raised here.
+        An error in the process is raised here.
         """
         try:
             self._pipe.send((group, settings))
@@ -95,7 +100,7 @@ class CompareWorker:
         return answer
 
     def kill(self) -> None:
-        """Kill the process in the middle of its work; safe to call from any thread."""
+        """Kill the process, even while it is working; safe to call from any thread."""
         self._process.kill()
 
     def close(self) -> None:
@@ -105,7 +110,7 @@ class CompareWorker:
 
 
 def serve(descriptor: int) -> None:
-    """Compare what comes out of a pipe until the other end is closed."""
+    """Compare the groups that arrive over a pipe until the other end is closed."""
     pipe: Connection[Any, Any] = Connection(descriptor)
     try:
         pipe.send(None)
@@ -113,7 +118,8 @@ def serve(descriptor: int) -> None:
             group, settings = pipe.recv()
             try:
                 answer = compare_group(group, settings)
-            except Exception as error:  # the caller's to raise: it knows what was compared
+            # the caller raises it, because only the caller knows which pairs were compared
+            except Exception as error:
                 answer = error
             pipe.send(answer)
     except (EOFError, OSError):
@@ -121,25 +127,25 @@ def serve(descriptor: int) -> None:
 
 
 class ComparePool:
-    """Compares all groups, each once; `run` is called once."""
+    """Compares all groups, each once; `run` may be called only once."""
 
     def __init__(self, groups: Iterable[PairGroup], settings: ComparisonSettings) -> None:
         self._settings = settings
         self._waiting = deque(groups)
         self._lost: deque[PairGroup] = deque()
-        """Groups of workers that died: they are tried again, but not in this process."""
+        """Groups of workers that died; other workers try them again, but this process does not."""
         self._answers: SimpleQueue[GroupOutcomes | BaseException | None] = SimpleQueue()
-        """Outcomes from the threads of the workers; each thread ends with None."""
+        """Outcomes from the threads of the workers; the last item of each thread is None."""
         self._busy = 0
-        """Threads that have not ended."""
+        """Number of threads that have not ended."""
         self._lock = Lock()
         self._workers: set[CompareWorker] = set()
         self._stopped = False
 
     def run(self, workers: int) -> Iterator[GroupOutcomes]:
-        """Yield the outcomes of all groups, with as many workers beside this process.
+        """Yield the outcomes of all groups, with `workers` workers beside this process.
 
-        An interrupt, or closing the iterator, ends the workers in the midst of what they do.
+        An interrupt, or closing the iterator, ends the workers even while they are working.
         """
         threads = [
             Thread(target=self._run_workers, name=f"rankdump-diff-{number}")
@@ -151,7 +157,7 @@ class ComparePool:
         try:
             yield from self._compare_in_this_process()
             yield from self._take_answers(waits=True)
-            # What a worker that died had, where none could be started after it.
+            # Groups of a worker that died are left if no worker could be started after it.
             while (group := _pop_group(self._lost)) is not None:
                 yield mark_group_unreadable(group)
         finally:
@@ -165,7 +171,7 @@ class ComparePool:
             yield from self._take_answers(waits=False)
 
     def _take_answers(self, *, waits: bool) -> Iterator[GroupOutcomes]:
-        """Yield what the threads have compared; with `waits`, until all have ended."""
+        """Yield the outcomes from the threads; with `waits`, until all threads have ended."""
         while self._busy and (waits or not self._answers.empty()):
             answer = self._answers.get()
             if isinstance(answer, BaseException):
@@ -182,7 +188,7 @@ class ComparePool:
                 worker.kill()
 
     def _run_workers(self) -> None:
-        """Run one worker after another."""
+        """Run workers one after the other."""
         try:
             while self._run_worker():
                 pass
@@ -192,7 +198,9 @@ class ComparePool:
             self._answers.put(None)
 
     def _run_worker(self) -> bool:
-        """Run a worker until no group waits or it dies; return whether to start another."""
+        """Run a worker until no group is left or the worker dies; return whether to start another
+        one.
+        """
         with closing(CompareWorker()) as worker:
             with self._lock:
                 self._workers.add(worker)
@@ -212,7 +220,7 @@ class ComparePool:
                 if len(group) == 1:
                     self._answers.put(mark_group_unreadable(group))
                 else:
-                    # Only a pair that was alone can be the one that killed it.
+                    # Only a pair that was alone in its group is certain to have killed the worker.
                     self._lost.extend([placed] for placed in group)
                 return True
             self._answers.put(answers)
@@ -234,11 +242,11 @@ def compare_pairs(
     dask: str = "",
     progress: ComparisonProgress | None = None,
 ) -> list[PairOutcome]:
-    """Return the outcome of each pair, in their order.
+    """Return the outcome of each pair, in the order of the pairs.
 
-    At most as many processes as asked for, this one among them; by default one for each core. With
-    the address of a Dask scheduler its workers compare instead: ConfigError without `distributed`,
-    UnavailableError when nobody answers there.
+    At most `processes` processes compare, including this one; by default one for each core. With
+    the address of a Dask scheduler, its workers compare instead: ConfigError without `distributed`,
+    UnavailableError when nobody answers at the address.
     """
     outcomes, count = [NOT_COMPARED] * len(pairs), 0
     with closing(_yield_outcomes(pairs, settings, processes, dask)) as found:
@@ -254,7 +262,7 @@ def compare_pairs(
 def _yield_outcomes(
     pairs: Sequence[TensorPair], settings: ComparisonSettings, processes: int | None, dask: str
 ) -> Generator[GroupOutcomes]:
-    """Yield outcomes as they come, first those of pairs that need no file."""
+    """Yield outcomes as soon as they are known; first those of pairs that need no file."""
     unread: list[tuple[int, TensorPair]] = []
     decided: GroupOutcomes = []
     for place, pair in enumerate(pairs):
@@ -272,7 +280,7 @@ def _yield_outcomes(
 
 
 def _choose_worker_count(pairs: Sequence[TensorPair], processes: int | None) -> int:
-    """Return how many processes are worth starting beside this one."""
+    """Return the number of worker processes that are worth starting beside this one."""
     worth = max(
         sum(map(count_pair_bytes, pairs)) // _MIN_BYTES_PER_WORKER,
         len(pairs) // _MIN_PAIRS_PER_WORKER,
@@ -286,7 +294,9 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 10
 _GROUPS_PER_THREAD = 2
-"""Groups handed out for each thread of the cluster: what it has in hand, and what comes next."""
+"""Number of groups that are submitted for each thread of the cluster: the one in progress, and the
+next one.
+"""
 _WORKER_REQUIREMENTS = (
     "Dask workers need rankdump installed, and the trees at the same paths as here"
 )
@@ -297,9 +307,10 @@ def _compare_on_cluster(
     placed: Iterable[tuple[int, TensorPair]],
     settings: ComparisonSettings,
 ) -> Iterator[GroupOutcomes]:
-    """Compare pairs, each with its place among all, on the cluster of a scheduler.
+    """Compare pairs, each with its position among all pairs, on the cluster of a scheduler.
 
-    ConfigError without the library that speaks with it, UnavailableError when nobody answers.
+    ConfigError without the library for the cluster, UnavailableError when nobody answers at the
+    address.
     """
     try:
         from distributed import Client
@@ -323,7 +334,9 @@ def _compare_on_cluster(
 def _yield_group_outcomes(
     client: Client, groups: Iterator[PairGroup], settings: ComparisonSettings
 ) -> Iterator[GroupOutcomes]:
-    """Yield outcomes as they come; no more groups are under way than the workers have use for."""
+    """Yield outcomes as soon as they are known; only as many groups are submitted as the workers
+    can use.
+    """
     from distributed import as_completed
 
     held: dict[Any, PairGroup] = {}
@@ -344,7 +357,7 @@ def _yield_group_outcomes(
         group = held.pop(future)
         answers = _get_task_outcomes(future, group)
         if answers is None:
-            # Only a pair that was alone can be the one that killed its worker.
+            # Only a pair that was alone in its group is certain to have killed its worker.
             for placed in group:
                 hand_out([placed])
         else:
@@ -355,7 +368,7 @@ def _yield_group_outcomes(
 
 
 def _get_task_outcomes(future: Any, group: PairGroup) -> GroupOutcomes | None:
-    """Return what a task gave; None for a group that has to be tried pair by pair."""
+    """Return the result of a task; None for a group that has to be tried pair by pair."""
     from distributed import KilledWorker
 
     try:
@@ -369,14 +382,16 @@ def _get_task_outcomes(future: Any, group: PairGroup) -> GroupOutcomes | None:
 
 
 def _make_absolute(tensor: DumpedTensor | None) -> DumpedTensor | None:
-    """Return a tensor whose file is found from any folder."""
+    """Return a tensor with an absolute path, so that any working folder finds its file."""
     if tensor is None or tensor.entry is None:
         return tensor
     return tensor._replace(entry=tensor.entry._replace(root=tensor.entry.root.absolute()))
 
 
 def _explain_missing_file(outcome: PairOutcome, pair: TensorPair) -> PairOutcome:
-    """Return an outcome that says what is wrong where a worker misses a file that is there."""
+    """If a worker does not find a file that exists here, return an outcome that explains the
+    problem.
+    """
     missing = any(os.strerror(errno.ENOENT) in finding for finding in outcome.findings)
     entries = [tensor.entry for tensor in (pair.a, pair.b) if tensor is not None]
     if not missing or not all(entry is None or entry.path.exists() for entry in entries):

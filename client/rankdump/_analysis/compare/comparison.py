@@ -1,5 +1,5 @@
-"""Comparison of two dumps: opens them, pairs and compares their tensors, and finds the origins of
-differences. The composition root of this package.
+"""Comparison of two dumps: the dumps are opened, their tensors are paired and compared, and the
+origins of differences are searched for. This module connects the other modules of the package.
 """
 
 from __future__ import annotations
@@ -63,25 +63,27 @@ if TYPE_CHECKING:
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
 PairsComparer: TypeAlias = Callable[[Sequence[TensorPair], ComparisonSettings], list[PairOutcome]]
-"""`compare_pairs` in some processes."""
+"""Function such as `compare_pairs`, with its number of processes already chosen."""
 _ProgramPairs: TypeAlias = "Sequence[tuple[DumpedProgram, DumpedProgram]]"
 MIN_TABLED_TENSORS = 20_000
-"""From so many statistics on columns save more time than loading pyarrow takes."""
+"""Number of statistics from which on comparing columns saves more time than loading
+pyarrow takes.
+"""
 
 
 class _GivenDump(NamedTuple):
-    """A dump of one job."""
+    """A dump of one job, as the caller gave it."""
 
     dump: Dump
     own: Mapping[str, int | None]
-    """The filters that are its own."""
+    """Filters that apply to this dump only."""
     choice: str = ""
-    """Which of several jobs it is, where nobody selected one."""
+    """Which job was chosen, if there are several and the caller selected none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSide:
-    """One of the two dumps, and the programs of it that are compared."""
+    """One of the two dumps, with those of its programs that are compared."""
 
     label: str
     dump: Dump
@@ -160,8 +162,9 @@ def build_report(
     *,
     is_joined: bool = False,
 ) -> ComparisonReport:
-    """Return the report of rows, without notes and time: with the origins of differences, what the
-    sides lack, and what differs between the run cards of the ranks and iterations of the rows.
+    """Return the report of rows, without notes and time. It includes the origins of differences,
+    what the sides lack, and what differs between the run cards for the ranks and iterations in the
+    rows.
     """
     a, b, *_ = sides
     places = {own.place: its.place for own, its in programs if own.place != its.place}
@@ -187,7 +190,9 @@ def build_report(
 
 
 def _name_noise(side: DumpSide) -> str:
-    """Return the name of a noise run, with what its run cards say was moved in it."""
+    """Return the name of a noise run, with a remark about what was perturbed in it according to its
+    run cards.
+    """
     first = {program.iteration for program in side.programs[:1]}
     settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
     moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
@@ -201,9 +206,8 @@ def _compare_tables(
     notes: list[str],
     compare_all: PairsComparer,
 ) -> ComparisonReport | None:
-    """Return a report without its notes and time, where both sides have so many statistics without
-    tensors that columns are worth their start; else None. Iterations with tensors are compared as
-    programs.
+    """Return a report without notes and time if both sides have so many statistics without tensors
+    that columns are worth their start; else None. Iterations with tensors are compared as programs.
     """
     dumps = [each.dump for each in given]
     has_filter = any(value is not None for value in common.values())
@@ -212,7 +216,7 @@ def _compare_tables(
     try:
         from rankdump._analysis.compare.column_comparison import compare_columns
         from rankdump._analysis.compare.tree_columns import read_comparable_columns
-    except ImportError:  # without a pyarrow that fits
+    except ImportError:  # if pyarrow is not installed, or cannot be imported
         return None
     with collector_paused():
         columns = read_comparable_columns(dumps[0], dumps[1])
@@ -246,7 +250,7 @@ def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
     selected = [number for each in given for number in each.own.values() if number is not None]
     if len(given) > 2 or selected or any(each.dump.is_filtered for each in given):
         return False
-    # The first question walks the tree.
+    # The first access reads the whole tree.
     with collector_paused():
         return all(each.dump.tabled_tensors >= MIN_TABLED_TENSORS for each in given)
 
@@ -254,7 +258,9 @@ def _are_worth_columns(given: Sequence[_GivenDump]) -> bool:
 def _list_side_programs(
     dump: Dump, places: Iterable[ProgramPlace], filed: Iterable[int], notes: list[str]
 ) -> DumpSide:
-    """Return a side whose programs at places are empty, and those of some iterations are read."""
+    """Return a side with empty programs for `places`, except for those iterations whose programs
+    are read.
+    """
     programs = [DumpedProgram(*place, ()) for place in places]
     wanted = "|".join(map(str, sorted(filed)))
     if wanted:
@@ -271,8 +277,8 @@ def _compare_sides(
     *,
     is_joined: bool,
 ) -> ComparisonReport:
-    """Return a report on the first two sides without its notes and time, judged by the noise runs
-    behind them.
+    """Return a report on the first two sides without notes and time; any further sides are noise
+    runs, which give the tolerances.
     """
     left, right, *noises = sides
     programs = _pair_sides(left, right, notes)
@@ -292,8 +298,8 @@ def _select_sides(
     unshard: bool | None,
     notes: list[str],
 ) -> tuple[list[DumpSide], bool]:
-    """Return both sides, of which each is given with its own filters, and whether their ranks are
-    joined: where that is asked, or where the layouts differ.
+    """Return both sides, each with its own filters applied, and whether their ranks are joined.
+    Ranks are joined if that is requested, or if the layouts differ.
     """
     with collector_paused():
         sides = [_select_side(each, common, notes) for each in given]
@@ -311,8 +317,8 @@ def _select_sides(
 def _add_fingerprints(
     sides: list[DumpSide], notes: list[str], *, is_joined: bool = False
 ) -> list[DumpSide]:
-    """Return the sides with fingerprints, where these can say more than digests: of ranks that are
-    joined, or where a tensor has no file.
+    """Return the sides with fingerprints, if these can say more than digests: when ranks are
+    joined, or when a tensor has no file.
     """
     if not any(side.dump.has_fingerprints for side in sides):
         return sides
@@ -327,7 +333,7 @@ def _add_fingerprints(
 
 def _have_different_layouts(a: DumpSide, b: DumpSide) -> bool:
     """Return whether the jobs had different numbers of ranks, meshes or micro-batches, as far as
-    known: that a tree lacks a rank is another thing.
+    known. A rank that is only missing in a tree makes no difference.
     """
     sizes = {side.dump.world_size for side in (a, b)} - {0}
     return len(sizes) > 1 or not have_same_layout(a.programs, b.programs)
@@ -392,8 +398,8 @@ def _make_settings(
 def _open_dumps(
     sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
 ) -> list[_GivenDump]:
-    """Return the dumps of sources with their filters, of a tree with several jobs the last one; a
-    path that is given twice is walked once.
+    """Return the dumps of the sources with their filters; for a tree with several jobs, the last
+    job. A path that is given twice is read once.
     """
     open_once = cache(open_dump)
     given: list[_GivenDump] = []
@@ -423,7 +429,8 @@ def _select_side(source: _GivenDump, common: Filters, notes: list[str]) -> DumpS
     notes.extend(damages)
     gone = set(left.retired)
     found = read_programs(left, notes)
-    # While an iteration is removed, some of its files still exist; rows of tables are complete.
+    # While an iteration is being removed, only some of its files exist; its table rows are
+    # complete.
     programs = [p for p in found if p.place not in gone or not any(t.entry for t in p.tensors)]
     if not programs and gone:
         why = "; ".join(retired_sentences(gone))
@@ -435,7 +442,7 @@ def _select_side(source: _GivenDump, common: Filters, notes: list[str]) -> DumpS
 
 
 def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
-    """Return the error that names the filter that matches nothing in a dump."""
+    """Return an error that names the filter that nothing in the dump matches."""
     there: list[tuple[str, Callable[[], tuple[int, ...]]]] = [
         ("rank", lambda: dump.ranks),
         ("iteration", lambda: dump.iterations),
@@ -456,7 +463,7 @@ def measure_programs(
     settings: ComparisonSettings,
     compare_all: PairsComparer,
 ) -> list[ComparisonRow]:
-    """Return the rows of the tensors of pairs of programs, in execution order."""
+    """Return the rows for the tensors of pairs of programs, in execution order."""
     with collector_paused():
         rows = pair_program_tensors(programs, settings)
     outcomes = compare_all([row.pair for row in rows], settings)
@@ -466,7 +473,7 @@ def measure_programs(
 def _pair_sides(
     a: DumpSide, b: DumpSide, notes: list[str]
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
-    """Return the programs in pairs; CorruptedError where there is no pair."""
+    """Return the programs of both sides in pairs; CorruptedError when there is no pair."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -479,7 +486,9 @@ def _pair_sides(
 
 @collector_paused()
 def _finish_rows(rows: list[ComparisonRow]) -> list[ComparisonRow]:
-    """Return the rows in the order of a report, completed with what decides an origin."""
+    """Return the rows in the order of a report, with everything filled in that decides on an
+    origin.
+    """
     sort_rows(rows)
     return resolve_nonfinite_rows(rows)
 

@@ -1,5 +1,6 @@
-"""What a side of a comparison lacks: ranks, files that manifests name, and micro-batches that some
-ranks left out; and the rows of joined ranks whose difference says nothing. Pure.
+"""Findings about what a side of a comparison lacks: ranks, files that manifests name, and
+micro-batches that some ranks left out; and which rows of joined ranks have differences without
+meaning. Pure.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _PassDirection: TypeAlias = Literal["forward", "backward"]
 UnevenMicrobatches: TypeAlias = "Mapping[tuple[_PassDirection, int], Mapping[int, int]]"
-"""Numbers of micro-batches by rank, by direction and iteration."""
+"""Number of micro-batches of each rank, by direction and iteration."""
 MISSING_FILE_ENDING = "but missing"
-"""End of the problem of a file that a manifest, or the table of another tool, names."""
+"""End of the text about a missing file that a manifest, or the table of another tool, names."""
 _DIRECTIONS: tuple[_PassDirection, ...] = ("forward", "backward")
 _PARTIAL_GRADIENT = (
     "one side may have the gradient for this operator alone, the other that of all uses of its "
@@ -38,29 +39,29 @@ _APART = (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS)
 
 @dataclass(frozen=True, slots=True)
 class SideCoverage:
-    """What one side of a comparison lacks."""
+    """Parts that one side of a comparison lacks."""
 
     microbatches: UnevenMicrobatches = field(
         default_factory=dict[tuple[_PassDirection, int], Mapping[int, int]]
     )
     missing_files: tuple[str, ...] = ()
-    """Problems of the tree, one for each file."""
+    """One text for each missing file."""
     damages: tuple[str, ...] = ()
-    """Other problems of the tree, such as a manifest that cannot be read."""
+    """Texts of other problems in the tree, such as a manifest that cannot be read."""
     is_joined: bool = False
-    """Whether the tensors of its ranks are joined."""
+    """Whether the tensors of the side's ranks are joined."""
     missing_ranks: tuple[int, ...] = ()
-    """Of the ranks that the job had, where ranks are joined."""
+    """Missing ranks among those that the job had; only if ranks are joined."""
     world_size: int = 0
 
     @property
     def may_lack_parts(self) -> bool:
-        """Whether a joined tensor may have lost elements."""
+        """Whether a joined tensor may lack elements."""
         return self.is_joined and bool(self.missing_files or self.missing_ranks or self.damages)
 
 
 def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding]:
-    """Return what both sides lack, ranks first."""
+    """Return findings about what both sides lack, missing ranks first."""
     found: list[CardFinding] = []
     for name, side in (("a", a), ("b", b)):
         if side.missing_ranks:
@@ -77,9 +78,10 @@ def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding
 
 
 def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicrobatches:
-    """Return how many micro-batches each rank ran, where that is not the same number on all.
+    """Return how many micro-batches each rank ran, if not all ranks ran the same number.
 
-    Passes without a number count as one: a single pass has none.
+    Passes without a micro-batch number count as one micro-batch, because a single pass has no
+    number.
     """
     programs = list(programs)
     if len({program.rank for program in programs}) < 2:
@@ -98,7 +100,7 @@ def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicroba
 
 
 def list_microbatch_findings(a: UnevenMicrobatches, b: UnevenMicrobatches) -> list[CardFinding]:
-    """Return a finding for the first iteration of each side in which ranks left micro-batches out,
+    """Return a finding for the first iteration of each side in which ranks left out micro-batches,
     unless the other side has the same numbers.
     """
     return [*_list_side_findings("a", a, b), *_list_side_findings("b", b, a)]
@@ -113,7 +115,7 @@ def _list_side_findings(
         if iteration is None:
             continue
         counts = own[direction, iteration]
-        # What had no forward has no backward.
+        # Micro-batches without a forward pass have no backward pass, which is not reported again.
         if counts != told and counts != other.get((direction, iteration)):
             yield _make_finding(side, direction, iteration, counts)
         told = counts
@@ -138,8 +140,8 @@ def _make_finding(
 def mark_undecided_rows(
     rows: Iterable[ComparisonRow], a: SideCoverage, b: SideCoverage
 ) -> list[ComparisonRow]:
-    """Return rows; of joined ranks, those are unknown that have another shape where elements may be
-    missing, or a gradient that may be of other uses of a tensor.
+    """Return the rows. Among rows of joined ranks, a row becomes unknown if its shape differs where
+    elements may be missing, or if it is a gradient that may include other uses of its tensor.
     """
     if not (a.is_joined or b.is_joined):
         return list(rows)
@@ -164,8 +166,8 @@ def _mark_unknown(row: ComparisonRow, why: str) -> ComparisonRow:
 
 
 def _may_have_other_uses(pair: TensorPair) -> bool:
-    """Return whether a pair is of gradients of an input that a side has as a DTensor: which
-    operators share it depends on where it was made.
+    """Return whether a pair consists of gradients of an input that is a DTensor on one side: it
+    depends on where that DTensor was created which operators share it.
     """
     sides = [each for each in (pair.a, pair.b) if each is not None]
     if any(each.side is not TensorSide.OUTPUT for each in sides):

@@ -1,21 +1,22 @@
-"""Verdicts by errors that are normal: those of runs that should agree with the reference, of
-rounding alone, or what the user allows by name. Pure.
+"""Verdicts by comparison with a normal error: the error of runs that should agree with the
+reference, of rounding alone, or what the user allows by name. Pure.
 
-An error is the root mean square of the difference: at one place the reference is the same for all
-runs, also where it is 0.
+An error is the root mean square of the difference, because at one place the reference is the same
+for all runs, even where it is 0.
 
-The least error that rounding explains, relative to the size of a tensor, is `k * C**depth` units of
-the last place, with k = 4 and C = 1.03: the bound of Megatron-LM's comparison of gradients
-(`test_optimizer_grads_match.py`), in which a gradient of layer l of L has the depth L + 1 - l. An
-activation has the depth of its layer here. The bound does not grow beyond 32 layers, the depth
-that the constants were chosen for.
+The smallest error that rounding explains, relative to the size of a tensor, is `k * C**depth` units
+of the last place, with k = 4 and C = 1.03. This is the bound of Megatron-LM's comparison of
+gradients (`test_optimizer_grads_match.py`), in which a gradient of layer l of L has the depth L + 1
+- l. An activation has the depth of its layer here. The bound does not grow beyond 32 layers, the
+depth that the constants were chosen for.
 
 A result is no more exact than what it was computed from, so the unit is that of the narrowest type
-so far: of a gradient in float32 whose layers were computed in bfloat16, that of bfloat16. Types of
-8 bits are taken as bfloat16 there, as Megatron-LM does: they occur in operands of products.
+so far: for a gradient in float32 whose layers were computed in bfloat16, it is the unit of
+bfloat16. Types of 8 bits are treated as bfloat16, as in Megatron-LM, because they occur only in
+operands of products.
 
-A parameter or gradient is measured against the largest one of its module: the gradient of a bias
-is a sum over the batch that may cancel out almost completely, such as that of the keys of
+A parameter or gradient is measured relative to the largest one of its module: the gradient of a
+bias is a sum over the batch that may cancel out almost completely, such as that of the keys of
 attention, and its rounding errors are those of the terms.
 """
 
@@ -43,30 +44,32 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import ConfigError
 
 NoisePlace: TypeAlias = "tuple[int, int, str, str]"
-"""Rank, iteration, name of the call on side b, and slot."""
+"""Rank, iteration, name of the call on side b, and slot of a tensor."""
 
 
 class AllowedError(NamedTuple):
-    """An error that is expected."""
+    """An error that is expected, and what it is expected from."""
 
     error: float
     text: str
-    """What expects it, as in `5 times that of the noise runs`."""
+    """Phrase for a multiple, as in `5 times that of the noise runs`."""
     source: str
-    """The same in a few words, as in `judged by noise runs`."""
+    """Short phrase, as in `judged by noise runs`."""
 
 
 NORMAL_RATIO = 4.0
-"""Largest ratio of a normal error to the one that is expected."""
+"""Largest ratio of an error to the expected error at which the error counts as normal."""
 SUSPICIOUS_RATIO = 10.0
-"""Largest ratio of an error that is suspicious; a larger one is different."""
+"""Largest ratio at which an error counts as suspicious; with a larger one the tensor is
+different.
+"""
 _BY_ROUNDING = f"that of {ROUNDING}"
 _WITHOUT_RUN = "without a noise run of it"
 _JUDGED = (TensorVerdict.NORMAL, TensorVerdict.DIFFERENT)
 
 
 def collect_errors(rows: Iterable[ComparisonRow]) -> dict[NoisePlace, float]:
-    """Return the errors of a noise run by their places; 0 where its elements are equal."""
+    """Return the errors of a noise run by place; 0 where the elements are equal."""
     found: dict[NoisePlace, float] = {}
     for row in rows:
         error = _find_error(row)
@@ -81,8 +84,9 @@ def judge_rows(
     settings: ComparisonSettings,
     noises: Sequence[Mapping[NoisePlace, float]] = (),
 ) -> list[ComparisonRow]:
-    """Return rows, which are in execution order, with verdicts by the largest error of the noise
-    runs at the same place, or by rounding where that is larger, or by a tolerance for the name.
+    """Return the rows, which are in execution order, with verdicts. The expected error is the
+    largest one of the noise runs at the same place, or that of rounding if it is larger; a
+    tolerance for the name has priority.
 
     ConfigError for a tolerance whose pattern matches no name.
     """
@@ -93,7 +97,7 @@ def judge_rows(
             raise ConfigError("compare", "tolerance", each.pattern, "a pattern of compared names")
     judged: list[ComparisonRow] = []
     for row, rounding in zip(rows, find_rounding_errors(rows), strict=True):
-        # The last tolerance holds whose pattern matches.
+        # If several patterns match, the last tolerance applies.
         named = next((each for each in reversed(settings.named) if _matches_name(row, each)), None)
         if named is not None:
             judged.append(_judge_row(row, _allow_named(row, named, rounding)))
@@ -150,7 +154,7 @@ def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
 
 
 def _find_error(row: ComparisonRow) -> float | None:
-    """Return the error of a row; None where it has none, as without elements."""
+    """Return the error of a row; None if it has none, as for a row without elements."""
     if row.outcome.verdict is TensorVerdict.SAME:
         return 0.0
     measures = row.outcome.measures
@@ -197,7 +201,7 @@ def find_rounding_errors(rows: Sequence[ComparisonRow]) -> list[float]:
             iteration, passed = row.iteration, 0
         unit = find_unit(row.pair)
         carried = max(carried, min(unit, _MAX_CARRIED_UNIT))
-        # A parameter is read after the step.
+        # A parameter is read after the step, so it has the depth of a gradient.
         if row.backward or row.op_type == PARAMETER_OP_TYPE:
             depth = count + 1 - (layer or 0)
         else:
@@ -209,15 +213,17 @@ def find_rounding_errors(rows: Sequence[ComparisonRow]) -> list[float]:
 
 
 def find_unit(pair: TensorPair) -> float:
-    """Return the unit of the last place, relative, of the narrower type of a pair; 0 for integers.
-    A type that is not known counts as float32.
+    """Return the relative unit of the last place for the narrower type of a pair; 0 for integers.
+    An unknown type counts as float32.
     """
     dtypes = [each.dtype or "float32" for each in (pair.a, pair.b) if each is not None]
     return max((_UNITS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
 
 
 def find_reference_size(row: ComparisonRow) -> float:
-    """Return the root mean square of the reference of a row; 0 where it has no measures."""
+    """Return the root mean square of the reference tensor of a row; 0 for a row without
+    measures.
+    """
     measures = row.outcome.measures
     if measures is None or not measures.relative_euclidean > 0:
         return 0.0
@@ -226,7 +232,7 @@ def find_reference_size(row: ComparisonRow) -> float:
 
 
 def _find_group(row: ComparisonRow) -> _RowGroup:
-    """Return what rows have in common whose sizes are taken together."""
+    """Return the key of the group of rows whose sizes are compared with each other."""
     name = row.name_b
     if row.op_type == PARAMETER_OP_TYPE:
         return row.rank, row.iteration, row.backward, name.rpartition(".")[0]
@@ -234,7 +240,7 @@ def _find_group(row: ComparisonRow) -> _RowGroup:
 
 
 def _find_layer(row: ComparisonRow) -> int | None:
-    """Return the number of the layer in the name of a call; None without one."""
+    """Return the number of the layer in the name of a call; None if the name has no number."""
     name = row.name_b or row.name_a
     parts: Iterable[str] = parse_module_path(name)
     if row.op_type == PARAMETER_OP_TYPE:

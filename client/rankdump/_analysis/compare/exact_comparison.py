@@ -1,6 +1,6 @@
-"""Comparison of two runs that should have the same bits: those of one job with one seed. Tensors
-agree when their digests do; where a tree has statistics alone, those of fingerprints. Elements are
-read only of tensors that differ, to say by how much.
+"""Comparison of two runs that should have the same bits, such as two runs of one job with the same
+seed. Tensors agree when their digests do; if a tree has only statistics, when the digests of their
+fingerprints do. Elements are read only for tensors that differ, to measure the difference.
 """
 
 from __future__ import annotations
@@ -33,29 +33,33 @@ from rankdump._analysis.reader.tree_walk import collector_paused
 BITS_FINDING = "only its bits differ, as those of 0 and -0, or of two NaN"
 _EXACT = ComparisonSettings(ElementTolerances(0.0, 0.0, equal_nan=True), ("exact",))
 _SEED_SUBJECTS = ("random", "batch", "parameters", "learning_rate", "models", "settings")
-"""What differs in the first iteration when runs do not begin alike."""
+"""Subjects of findings that differ in the first iteration if the two runs do not begin alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactReport:
-    """What differs between two runs that should have the same bits."""
+    """Differences between two runs that should have the same bits."""
 
     report: ComparisonReport
     start_findings: tuple[CardFinding, ...]
-    """What differed before the first operator of the first iteration: the runs were not started
-    alike, as with another seed, and nothing after that tells whether they are deterministic."""
+    """What differed before the first operator of the first iteration. The runs were not started
+    alike then, as with another seed, and later differences do not tell whether the job is
+    deterministic.
+    """
     compared: int
-    """Pairs of tensors."""
+    """Number of compared pairs of tensors."""
     differing: int
-    """Pairs that do not have the same bits, tensors of one run alone among them."""
+    """Number of pairs that do not have the same bits, including tensors that only one run has."""
     by_statistics: int
-    """Equal pairs of which nothing but statistics is known."""
+    """Number of equal pairs of which only statistics are known."""
     dropped: tuple[int, int] = (0, 0)
-    """Tensors of each run that were dropped, and so not compared."""
+    """Number of tensors of each run that were dropped, and therefore not compared."""
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether everything was in both runs with the same bits; then the start is no matter."""
+        """Whether both runs have all tensors with the same bits; in that case the start does not
+        matter.
+        """
         return bool(self.compared) and not (self.differing or self.report.notes)
 
     @property
@@ -64,7 +68,7 @@ class ExactReport:
         return tuple(sorted({row.rank for row in self.report.rows}))
 
     def find_rank_origin(self, rank: int) -> DivergenceOrigin | None:
-        """Return the first operator of a rank that differs; None where none does."""
+        """Return the first operator of a rank that differs; None if none differs."""
         return next(
             (
                 each
@@ -76,7 +80,7 @@ class ExactReport:
 
 
 def compare_exactly(a: Path, b: Path) -> ExactReport:
-    """Compare the bits of two trees; CorruptedError for something that is no tree."""
+    """Compare the bits of two trees; CorruptedError for a path that is not a tree."""
     notes: list[str] = []
     first, second = open_dump(a), open_dump(b)
     with collector_paused():
@@ -103,7 +107,7 @@ def compare_exactly(a: Path, b: Path) -> ExactReport:
 
 
 def _judge_bits(row: ComparisonRow) -> ComparisonRow:
-    """Return a row that is equal only if the digests are, or no digests are known."""
+    """Return a row that is equal only if the digests are equal or no digests are known."""
     outcome, a, b = row.outcome, row.pair.a, row.pair.b
     if not outcome.verdict.agrees or a is None or b is None:
         return row
@@ -121,8 +125,8 @@ def _judge_bits(row: ComparisonRow) -> ComparisonRow:
 
 
 def _have_equal_digests(a: DumpedTensor, b: DumpedTensor) -> bool | None:
-    """Return whether digests, or those of fingerprints, are equal; None where they are not known
-    on both sides.
+    """Return whether digests, or digests of fingerprints, are equal; None if they are not known on
+    both sides.
     """
     if a.digest and b.digest:
         return a.digest == b.digest

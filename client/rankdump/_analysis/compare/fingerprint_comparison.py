@@ -1,9 +1,9 @@
-"""Verdicts from fingerprints, for tensors whose elements are not known, or not needed: equal
-digests decide, and sketches estimate how far two tensors are apart. Pure.
+"""Verdicts from fingerprints, for tensors whose elements are not known or need not be read: equal
+digests decide, and sketches estimate the distance of two tensors. Pure.
 
-If each element is within the tolerances, the 2-norm of the difference is at most
-`atol * sqrt(n) + rtol * norm(b)`. A difference that is estimated as clearly larger is certain; a
-smaller one shows that the tensors are close as a whole, and not that each element is.
+If each element is within the tolerances, the 2-norm of the difference is at most `atol * sqrt(n) +
+rtol * norm(b)`. So a difference with a clearly larger estimate is certain. A smaller estimate shows
+that the tensors are close as a whole, but not that each element is.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import NARROW_HALF_UNITS, select_comparison_dtype
 
 ESTIMATED_RMSE, ESTIMATED_ERROR = "estimated rmse", "estimated relative error"
-"""Names among the differences of statistics."""
+"""Names under which estimates appear among the differences of statistics."""
 ESTIMATE_FINDING = "estimated from fingerprints, with a standard error of 9 percent"
 OTHER_DIGESTS_FINDING = "their fingerprints differ, and their sketches cannot be compared"
 _SKETCHES_AT_A_TIME = 1 << 14
 _SURE_FACTOR = 1.3
-"""Three standard errors above the bound."""
+"""Factor for a certain difference: three standard errors of the estimate above the bound."""
 VERDICTS = tuple(TensorVerdict)
-"""Verdicts on many pairs are places in it."""
+"""All verdicts; arrays of verdicts contain indexes into this tuple."""
 _NAN, _DIFFERENT, _CLOSE = map(
     VERDICTS.index, (TensorVerdict.NAN, TensorVerdict.DIFFERENT, TensorVerdict.NORMAL)
 )
@@ -50,7 +50,7 @@ def have_equal_fingerprints(a: DumpedTensor, b: DumpedTensor) -> bool:
 def judge_by_fingerprints(
     outcome: PairOutcome, a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
 ) -> PairOutcome:
-    """Return the outcome of comparing statistics with what fingerprints say of the tensors."""
+    """Return the outcome of comparing statistics, completed with what the fingerprints show."""
     left, right = a.fingerprint, b.fingerprint
     if left is None or right is None or a.shape is None or b.shape is None:
         return outcome
@@ -81,20 +81,21 @@ def judge_by_fingerprints(
 
 @dataclass(frozen=True, slots=True)
 class SketchDistances:
-    """Estimates of many pairs of tensors; NaN for sketches that are not finite."""
+    """Estimated distances of many pairs of tensors; NaN for sketches that are not finite."""
 
     rmse: npt.NDArray[np.float64]
     relative: npt.NDArray[np.float64]
-    """Of the 2-norms of the difference and of b."""
+    """2-norm of the difference, relative to the 2-norm of b."""
     is_apart: npt.NDArray[np.bool_]
     """Whether it is certain that some elements are not close."""
 
     def decide(
         self, verdicts: npt.NDArray[np.int64], *, has_other_digest: bool
     ) -> npt.NDArray[np.int64]:
-        """Return the verdicts on pairs, given those that their statistics give.
+        """Return the verdicts on pairs, given the verdicts from their statistics.
 
-        They are places in VERDICTS. Elements of which digests differ are never equal.
+        Verdicts are indexes into VERDICTS. With `has_other_digest` the digests differ, so no pair
+        is equal.
         """
         decided = (verdicts == _NAN) | (verdicts == _DIFFERENT)
         estimated = np.where(self.is_apart, _DIFFERENT, _CLOSE)
@@ -110,9 +111,10 @@ def judge_sketches(
     tolerances: ElementTolerances,
     narrow: npt.NDArray[np.float64],
 ) -> SketchDistances:
-    """Return the distances of pairs of sketches, a row each, of tensors with so many elements.
+    """Return the distances of pairs of sketches, one pair in each row; `counts` contains the number
+    of elements of each tensor.
 
-    `narrow` is the least relative tolerance that follows from the types of each pair.
+    `narrow` contains the smallest relative tolerance that follows from the types of each pair.
     """
     distance, norm = np.empty(len(a)), np.empty(len(a))
     with np.errstate(all="ignore"):

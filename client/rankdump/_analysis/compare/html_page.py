@@ -1,4 +1,4 @@
-"""HTML page of a report with tables and charts. It works offline: its content security policy
+"""HTML page of a report with tables and charts. The page works offline: its content security policy
 forbids the browser to fetch anything.
 
 This module and `html_widgets` need bokeh: `pip install 'rankdump[report]'`.
@@ -37,7 +37,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
-"""bokeh evaluates generated code and has its images in data URLs."""
+"""bokeh evaluates generated code and has its images in data URLs, so both are allowed."""
 _STYLE = """
 html body { height: auto; margin: 0 auto; max-width: 1500px; padding: 24px 32px 64px;
   background: #fff; color: #1c2430;
@@ -100,7 +100,9 @@ hides it.</p>
 
 
 MAX_DRAWN_ROWS = 20_000
-"""Lines of a table and points of a chart; browsers scroll slowly through more."""
+"""Largest number of lines in a table and of points in a chart, because browsers scroll slowly
+through more.
+"""
 _MAX_LISTED_ITEMS = 1_000
 
 
@@ -109,7 +111,7 @@ def render_page(
 ) -> str:
     """Return the page; `spelt` shortens the names in its tables.
 
-    Of more rows or operators than `most`, those that disagree are shown first.
+    If there are more than `most` rows or operators, those that disagree are preferred.
     """
     called = summarize_operators(report.rows)
     shown_rows = select_worst_rows(report.rows, most)

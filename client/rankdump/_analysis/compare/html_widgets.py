@@ -1,6 +1,6 @@
-"""Charts and tables of the page: errors by operator in execution order, histograms of errors, and
-tables that can be sorted by a column and filtered by words; with the columns that they are made of.
-Imports bokeh.
+"""Charts and tables of the HTML page: errors by operator in execution order, histograms of errors,
+and tables that can be sorted by a column and filtered by words; with the columns for them and the
+axes of the charts. Imports bokeh.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NameShortener: TypeAlias = "Callable[[str], str]"
 
 NO_NUMBER = "no number"
 _RANK_SPREAD = 0.6
-"""Width that the points of all ranks take at a position."""
+"""Width over which the points of all ranks at one position are spread."""
 
 _MEASURE_TITLES = {
     "mean abs": "mean_absolute",
@@ -73,26 +73,30 @@ _MEASURE_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorScale:
-    """The vertical axis of errors: decades, a level below for 0 and one above for no number."""
+    """The vertical axis of errors, in decades; one level below them stands for 0, one above for an
+    unknown error.
+    """
 
     low: int
     """Exponent of the smallest error, rounded down."""
     high: int
-    """Exponent of the largest, rounded up."""
+    """Exponent of the largest error, rounded up."""
 
     @property
     def zero_level(self) -> int:
-        """Level of an error of 0."""
+        """Level of an error that is 0."""
         return self.low - 1
 
     @property
     def unknown_level(self) -> int:
-        """Level of errors without a number: different shapes, no partner, nothing finite."""
+        """Level of errors without a number: shapes differ, no partner, nothing finite."""
         return self.high + 1
 
     @property
     def labels(self) -> dict[int, str]:
-        """Labels of the ticks: both levels at the ends, and at most a dozen decades between."""
+        """Labels of the axis: both special levels at the ends, and at most a dozen decades between
+        them.
+        """
         step = max(1, math.ceil((self.high - self.low) / 12))
         decades = {power: f"1e{power}" for power in range(self.low, self.high + 1, step)}
         return {self.zero_level: "0", **decades, self.unknown_level: NO_NUMBER}
@@ -106,12 +110,12 @@ class ErrorScale:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionAxis:
-    """The horizontal axis: positions of calls, iteration after iteration."""
+    """The horizontal axis of calls: their positions, one iteration after the other."""
 
     iteration_starts: Mapping[int, int]
-    """Position of the start of each iteration."""
+    """Position at which each iteration starts."""
     rank_offsets: Mapping[int, float]
-    """Offset of the points of each rank, so that none hides another's."""
+    """Horizontal offset of the points of each rank, so that no rank hides another one."""
 
     def get_x(self, row: ComparisonRow) -> float:
         """Return the position of a pair of calls on the axis."""
@@ -128,7 +132,7 @@ def build_error_scale(errors: Sequence[float]) -> ErrorScale:
 
 
 def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> PageColumns:
-    """Return one line per row, with exact measures; a missing measure is NaN."""
+    """Return one table line per row, with exact measures; a missing measure is NaN."""
     extra = dict.fromkeys(name for row in rows for name in row.outcome.extra)
     return {
         **_build_call_columns(rows, spelt),
@@ -150,7 +154,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
 def build_operator_columns(
     operators: Sequence[OperatorSummary], spelt: NameShortener
 ) -> PageColumns:
-    """Return one line per pair of calls."""
+    """Return one table line per pair of calls."""
     worst = [each.worst for each in operators]
     return {
         **_build_call_columns(worst, spelt),
@@ -167,7 +171,9 @@ def build_operator_columns(
 def build_point_columns(
     operators: Sequence[OperatorSummary], scale: ErrorScale, axis: ExecutionAxis
 ) -> PageColumns:
-    """Return one point per pair of calls: its coordinates, and the fields of its tooltip."""
+    """Return one chart point per pair of calls, with its coordinates and the fields of
+    its tooltip.
+    """
     worst = [each.worst for each in operators]
     return {
         "x": list(map(axis.get_x, worst)),
@@ -247,7 +253,7 @@ RANK_COLOURS = (
     "#509e9a",
     "#7a7a7a",
 )
-"""Colours of ranks, used in turn."""
+"""Colours of ranks, used in rotation."""
 
 
 _COLUMN_WIDTHS = {
@@ -263,7 +269,7 @@ _SHARE_COLUMNS = ("cosine", "lowest cosine", "close share", "lowest close")
 _NARROW_WIDTH, _WIDE_WIDTH, _WIDEST_WIDTH = 66, 92, 124
 _LONG_TITLE = 12
 _LINE_HEIGHT, _MAX_TABLE_HEIGHT = 26, 560
-# A line is shown when it contains all words.
+# The script shows a line if it contains all words.
 _FILTER_SCRIPT = """
 const words = asked.value_input.toLowerCase().split(/\\s+/).filter((word) => word);
 const kept = [];
@@ -292,7 +298,7 @@ _HOVER_FIELDS = [
 
 
 def make_data_source(columns: PageColumns) -> ColumnDataSource:
-    """Return columns for bokeh, numbers as arrays: those are stored as bytes in the page."""
+    """Return columns for bokeh, with numbers as arrays, which the page stores as bytes."""
     return ColumnDataSource(
         {
             title: values if values and isinstance(values[0], str) else np.array(values)
@@ -302,7 +308,7 @@ def make_data_source(columns: PageColumns) -> ColumnDataSource:
 
 
 def build_sortable_table(columns: PageColumns, name: str) -> LayoutDOM:
-    """Return a table of those columns below an input field that filters its lines."""
+    """Return a table of the columns, below an input field that filters its lines."""
     source = make_data_source(columns)
     asked = TextInput(placeholder="only lines with these words ...", width=420)
     texts = [title for title, values in columns.items() if values and isinstance(values[0], str)]
@@ -356,12 +362,15 @@ def _is_real(values: ColumnCells) -> bool:
 
 
 def draw_operator_chart(operators: Sequence[OperatorSummary], suspects: set[CallKey]) -> LayoutDOM:
-    """Return the chart of the largest error of each pair of calls, a colour for each rank."""
+    """Return the chart of the largest error of each pair of calls, with one colour for
+    each rank.
+    """
     scale = build_error_scale([each.error for each in operators])
     axis = build_execution_axis(operators)
     chart = _make_chart("by_operator", scale)
     _draw_backdrop(chart, scale, list(axis.iteration_starts.values())[1:])
-    # The worst points are drawn last, on top; the first point of a rank is its legend entry.
+    # The worst points are drawn last, so that they are on top; the first point of a rank is its
+    # legend entry.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))
     for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
         columns = build_point_columns(list(group), scale, axis)
@@ -386,7 +395,7 @@ def draw_operator_chart(operators: Sequence[OperatorSummary], suspects: set[Call
 
 
 def draw_histograms(rows: Sequence[ComparisonRow]) -> list[LayoutDOM]:
-    """Return histograms of the errors; none for a measure that is 0 everywhere."""
+    """Return histograms of the errors; a measure that is 0 everywhere gets none."""
     charts = (
         _draw_histogram(rows, get_row_error, "error", "absolute"),
         _draw_histogram(rows, _get_relative_error, "relative Euclidean distance", "relative"),
@@ -402,7 +411,7 @@ def _get_relative_error(row: ComparisonRow) -> float:
 def _draw_histogram(
     rows: Sequence[ComparisonRow], measure: Callable[[ComparisonRow], float], title: str, name: str
 ) -> LayoutDOM | None:
-    """Return a histogram of logarithms, stacked by verdict."""
+    """Return a histogram of the logarithms of a measure, stacked by verdict."""
     drawn: dict[str, list[float]] = {}
     for row in sorted(rows, key=get_severity):
         if 0 < (value := measure(row)) < math.inf:
@@ -458,7 +467,9 @@ def _make_chart(name: str, scale: ErrorScale) -> figure:
 
 
 def _draw_backdrop(chart: figure, scale: ErrorScale, starts: Sequence[int]) -> None:
-    """Shade the levels of 0 and of no number, and draw a line where each iteration begins."""
+    """Shade the levels for 0 and for unknown errors, and draw a line where each
+    iteration begins.
+    """
     for at in (scale.zero_level, scale.unknown_level):
         shade = BoxAnnotation(bottom=at - 0.5, top=at + 0.5, fill_color="#eceff3", fill_alpha=0.7)
         shade.level = "image"

@@ -1,8 +1,9 @@
-"""Elements of a tensor that is joined from parts, a block at a time: placed parts, and sums of
-them. No whole tensor is in memory, except parts that are. Pure, but for what reads the parts.
+"""Elements of a tensor that is joined from parts, read one block at a time: placed parts, and sums
+of parts. No whole tensor is loaded, except for parts that already are in memory. Pure, except for
+reading the parts.
 
-A block of a joined tensor covers whole rows of it, unless one row is larger: so each part is read
-in one piece for each block, whatever dimension it is a part along.
+A block of a joined tensor consists of whole rows, unless one row is larger than a block. So each
+part is read in one piece for each block, whatever dimension the tensor is divided along.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from rankdump._core.tensor_layout import find_block_ranges
 
 _Array: TypeAlias = "npt.NDArray[Any]"
 _BLOCK_NUMBERS = 1 << 15
-"""Elements read at a time where nobody else says it: some of them fit the cache of a core."""
+"""Number of elements that are read at a time by default; several blocks of this size fit into the
+cache of a core.
+"""
 _MAX_RUNS = 64
 _SAMPLE_SPANS, _SPAN_NUMBERS = 8, 1 << 15
 _Ranges: TypeAlias = "Sequence[Sequence[range]]"
-"""Indices along each dimension, in ascending order."""
+"""Indexes along each dimension, in ascending order."""
 
 
 class PlacedPart(NamedTuple):
-    """A part, and where its elements are in the whole tensor."""
+    """A part, and the places of its elements in the whole tensor."""
 
     elements: TensorElements
     extents: tuple[int, ...]
-    """Shape of the part that is placed: its first elements, without padding."""
+    """Shape of what is placed: the first elements of the part, without padding."""
     ranges: _Ranges
 
 
 class PlacedElements:
-    """Elements of a tensor of which each is in one of the parts. For one thread."""
+    """Elements of a tensor, each of which is in one of the parts. For one thread."""
 
     def __init__(
         self,
@@ -48,7 +51,9 @@ class PlacedElements:
         dtype: np.dtype[Any],
         shape: tuple[int, ...] | None = None,
     ) -> None:
-        """Parts are placed in a tensor of these extents; `shape` is another one of as many."""
+        """Parts are placed in a tensor with these extents; `shape` is another shape for the same
+        elements.
+        """
         self._parts, self._extents = parts, extents
         self.dtype, self.shape = dtype, extents if shape is None else shape
         self._rows: npt.NDArray[Any] = np.empty(0, dtype)
@@ -62,7 +67,9 @@ class PlacedElements:
         return prod(self._extents)
 
     def part(self, at: int, count: int, buffer: memoryview) -> _Array:
-        """Return `count` elements from `at` on, in the buffer or in memory of this object."""
+        """Return `count` elements from position `at` on, in `buffer` or in memory of
+        this object.
+        """
         if not count:
             return np.empty(0, self.dtype)
         for run, elements in self._runs:
@@ -76,7 +83,7 @@ class PlacedElements:
         return out
 
     def _list_runs(self) -> list[tuple[range, TensorElements]]:
-        """Return the parts that are adjoining elements of the whole, with their places."""
+        """Return the parts that are consecutive elements of the whole, with their positions."""
         found: list[tuple[range, TensorElements]] = []
         row = prod(self._extents[1:])
         for part in self._parts if len(self._parts) <= _MAX_RUNS else ():
@@ -89,8 +96,9 @@ class PlacedElements:
     def _fill(
         self, out: _Array, at: int, level: int, parts: Sequence[tuple[PlacedPart, int]]
     ) -> None:
-        """Fill an array with the elements from `at` on of a tensor of the extents from a dimension
-        on. Of each part it has the elements from a number on.
+        """Fill `out` with elements from position `at` on, of a tensor with the extents from
+        dimension `level` on. Each part comes with the number of its first element that belongs to
+        this tensor.
         """
         row = prod(self._extents[level + 1 :])
         first, last = at // row, -(-(at + out.size) // row)
@@ -149,7 +157,7 @@ class PlacedElements:
 
 
 def _find_inside(indices: range, rows: range) -> range:
-    """Return which of some indices are in some rows."""
+    """Return the positions of those indexes that are in a range of rows."""
     first = max(0, -((indices.start - rows.start) // indices.step))
     return range(
         first, max(first, min(len(indices), -((indices.start - rows.stop) // indices.step)))
@@ -157,7 +165,7 @@ def _find_inside(indices: range, rows: range) -> range:
 
 
 def _find_places(held: Sequence[range], rows: range) -> Iterator[int]:
-    """Yield the places, among all indices, of those in some rows."""
+    """Yield the positions, among all held indexes, of those that are in a range of rows."""
     place = 0
     for each in held:
         yield from (place + at for at in _find_inside(each, rows))
@@ -165,7 +173,7 @@ def _find_places(held: Sequence[range], rows: range) -> Iterator[int]:
 
 
 def _assign(whole: _Array, ranges: _Ranges, values: _Array) -> None:
-    """Store rows of a part in those of the whole."""
+    """Store the rows of a part at their places in the whole."""
     if all(len(each) == 1 for each in ranges):
         whole[(slice(None), *(slice(r[0].start, r[0].stop, r[0].step) for r in ranges))] = values
         return
@@ -175,13 +183,15 @@ def _assign(whole: _Array, ranges: _Ranges, values: _Array) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReducedElements:
-    """Elements that are reduced from those of several tensors of one shape, in float64."""
+    """Elements that are computed from several tensors of the same shape by a reduction
+    in float64.
+    """
 
     terms: Sequence[TensorElements]
     reduction: str = "sum"
     divisor: int = 1
     keeps_integers: bool = False
-    """Whether integers are reduced in their own type."""
+    """Whether integers are reduced in their own type and not in float64."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -199,7 +209,7 @@ class ReducedElements:
         return self.terms[0].size
 
     def part(self, at: int, count: int, buffer: memoryview) -> _Array:
-        """Return `count` elements from `at` on."""
+        """Return `count` elements from position `at` on."""
         is_exact = self.keeps_integers and self.dtype.kind in "biu"
         kind: Any = self.dtype if is_exact else np.result_type(self.dtype, np.float64)
         total = self.terms[0].part(at, count, buffer).astype(kind)
@@ -216,7 +226,7 @@ class DividedElements:
     whole: TensorElements
     divisor: int
     dtype: np.dtype[Any]
-    """Of the result."""
+    """Element type of the result."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -229,12 +239,12 @@ class DividedElements:
         return self.whole.size
 
     def part(self, at: int, count: int, buffer: memoryview) -> _Array:
-        """Return `count` elements from `at` on."""
+        """Return `count` elements from position `at` on."""
         return np.asarray(self.whole.part(at, count, buffer) / self.divisor, self.dtype)
 
 
 def place_shards(plan: JoinPlan, parts: Mapping[int, TensorElements]) -> TensorElements:
-    """Return the elements of a logical tensor; `parts` are those of ranks."""
+    """Return the elements of a logical tensor; `parts` contains the tensors of the ranks."""
     reduced = [(block, _reduce_block(block, parts)) for block in plan.blocks]
     dtype = reduced[0][1].dtype
     if not plan.blocks[0].layout.flat_range:
@@ -263,8 +273,8 @@ def _reduce_block(block: JoinBlock, parts: Mapping[int, TensorElements]) -> Tens
 def read_blocks(
     *tensors: TensorElements, spans: Iterable[range] | None = None
 ) -> Iterator[list[_Array]]:
-    """Yield the blocks of tensors of one size, or only those elements; each is valid until the
-    next.
+    """Yield blocks of tensors with the same size, or only of the elements in `spans`; each block is
+    valid until the next one.
     """
     size, widest = tensors[0].size, max(each.dtype.itemsize for each in tensors)
     memory = [np.empty(min(size, _BLOCK_NUMBERS) * widest, np.uint8).data for _ in tensors]
@@ -275,8 +285,8 @@ def read_blocks(
 
 
 def list_sample_spans(size: int) -> list[range]:
-    """Return which elements are a sample of so many: from the first to the last, evenly spread;
-    none where a sample saves little.
+    """Return the ranges of a sample of `size` elements, spread evenly from the first to the last;
+    empty if a sample would save little.
     """
     if size <= 2 * _SAMPLE_SPANS * _SPAN_NUMBERS:
         return []
@@ -285,7 +295,7 @@ def list_sample_spans(size: int) -> list[range]:
 
 
 def compute_content_digest(elements: TensorElements) -> bytes:
-    """Return a digest of the elements."""
+    """Return a digest of all elements."""
     digest = xxhash.xxh3_128()
     for (block,) in read_blocks(elements):
         digest.update(np.ascontiguousarray(block).view(np.uint8).data)
@@ -295,8 +305,8 @@ def compute_content_digest(elements: TensorElements) -> bytes:
 def measure_distance(
     a: TensorElements, b: TensorElements, *, spans: Iterable[range] | None = None
 ) -> float:
-    """Return the relative Euclidean distance of tensors of one size, or of some elements; infinity
-    where a side is not finite.
+    """Return the relative Euclidean distance of tensors with the same size, or of the elements in
+    `spans`; infinity where a side is not finite.
     """
     kind: Any = np.result_type(a.dtype, b.dtype, np.float64)
     memory = np.empty(min(a.size, _BLOCK_NUMBERS), kind)
@@ -314,6 +324,6 @@ def measure_distance(
 
 
 def _sum_squares(numbers: _Array) -> float:
-    """Return the sum of squares of numbers in float64, or of their parts."""
+    """Return the sum of squares of numbers in float64; for complex numbers, of both their parts."""
     flat: npt.NDArray[np.float64] = numbers.view(np.float64)
     return float(np.dot(flat, flat))

@@ -1,8 +1,10 @@
-"""Programs of all ranks of a dump as one, for dumps of different layouts: the calls that ranks have
-in common are one call, and its tensors are those of the whole model. Pure; elements stay on disk.
+"""Programs of all ranks of a dump, joined into one program, for dumps with different layouts: a
+call that ranks have in common becomes one call, and its tensors are those of the whole model. Pure;
+elements stay on disk.
 
-A tensor that has the same elements on each rank stays the tensor of the first one. Another has the
-files of all ranks as its parts, which `joined_tensors` joins when elements are compared.
+If a tensor has the same elements on each rank, the tensor of the first rank is used. Any other
+tensor gets the files of all ranks as its parts, which `joined_tensors` joins when elements are
+compared.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _OUTSIDE = "calls outside of micro-batches"
 
 
 def have_same_layout(a: Sequence[DumpedProgram], b: Sequence[DumpedProgram]) -> bool:
-    """Return whether two dumps have equally many micro-batches, and the tensors that both have the
-    same placements on equal meshes, in the first iteration of each.
+    """Return whether two dumps have the same number of micro-batches, and whether the tensors that
+    both have are placed in the same way on equal meshes; only the first iteration of each is
+    considered.
     """
     if count_microbatches(a) != count_microbatches(b):
         return False
@@ -46,8 +49,8 @@ def have_same_layout(a: Sequence[DumpedProgram], b: Sequence[DumpedProgram]) -> 
 def _list_placements(
     programs: Sequence[DumpedProgram],
 ) -> dict[tuple[str, TensorSide, int], object]:
-    """Return extents of the mesh and placements by the name of the call, side and slot; None for a
-    tensor without a layout.
+    """Return the extents of the mesh and the placements of each tensor, by the name of the call,
+    side and slot; None for a tensor without a layout.
     """
     first = min((program.iteration for program in programs), default=0)
     return {
@@ -61,7 +64,7 @@ def _list_placements(
 
 
 def count_microbatches(programs: Iterable[DumpedProgram]) -> int:
-    """Return the number of micro-batches; 0 where tensors have none."""
+    """Return the number of micro-batches; 0 if tensors have no micro-batch numbers."""
     calls = (call for program in programs for call in program.calls)
     numbers = (number for call in calls if (number := call.microbatch) is not None)
     return max(numbers, default=-1) + 1
@@ -70,12 +73,13 @@ def count_microbatches(programs: Iterable[DumpedProgram]) -> int:
 def join_programs(
     programs: Sequence[DumpedProgram], notes: list[str], *, joins_microbatches: bool = False
 ) -> tuple[list[DumpedProgram], int]:
-    """Return one program for each iteration, with the number of the lowest rank. The calls of all
-    micro-batches may be one call: then calls of the same operators outside of micro-batches are
-    left out, as torch runs a stage once with made-up data; their number is returned as well.
+    """Return one program for each iteration, with the number of the lowest rank, and how many calls
+    were left out. The calls of all micro-batches may be joined into one call. Calls of the same
+    operators outside of micro-batches are left out then, because torch runs a stage once with
+    made-up data.
 
-    Adds a note for tensors that cannot be joined, because only statistics or first elements of them
-    are known and these differ: those of the first rank stand for them.
+    Adds a note for tensors that cannot be joined, because only their statistics or first elements
+    are known and differ between ranks; the tensor of the first rank is used in place of them.
     """
     ranks_of: defaultdict[int, list[DumpedProgram]] = defaultdict(list)
     for program in programs:
@@ -96,7 +100,8 @@ def _join_calls(
 ) -> tuple[DumpedCall, ...]:
     """Return the calls of all ranks, in the order of the first time stamps of their tensors.
 
-    The nth call of a name is the same one on all ranks, or in all micro-batches, that have it.
+    The nth call with a name counts as the same call on all ranks, or in all micro-batches, that
+    have it.
     """
     found: defaultdict[tuple[str, int], list[_RankCall]] = defaultdict(list)
     for program in sorted(programs, key=lambda each: each.rank):
@@ -105,7 +110,7 @@ def _join_calls(
             name, number = _find_logical_name(call), call.microbatch
             if joins_microbatches:
                 name = _CALL_NUMBER.sub("", name)
-                # Sorted: calls without a number come last.
+                # In sorted order, calls without a micro-batch number come last.
                 if number is None and counts[name, 0]:
                     left[_OUTSIDE] += 1
                     continue
@@ -124,7 +129,9 @@ def _get_microbatch(call: DumpedCall) -> int:
 
 
 def _find_logical_name(call: DumpedCall) -> str:
-    """Return the name in the whole model, where a layout has another one than the rank."""
+    """Return the call's name in the whole model, which a layout may have if it differs from the
+    name on the rank.
+    """
     layouts = (tensor.layout for tensor in call.tensors)
     return next((each.logical_name for each in layouts if each and each.logical_name), call.op_name)
 
@@ -159,8 +166,8 @@ def _join_call(
 def _find_stages(
     calls: Sequence[_RankCall],
 ) -> tuple[Sequence[DumpedCall], Sequence[DumpedCall]] | None:
-    """Return the calls of the first and of the last stage of a pipeline, if these calls are of
-    stages: what one rank returned is what the next one was given.
+    """If these calls belong to stages of a pipeline, return the calls of the first and of the last
+    stage. They do if the results of one rank are the inputs of the next rank.
     """
     of_ranks: defaultdict[int, list[DumpedCall]] = defaultdict(list)
     for rank, call in calls:
@@ -187,7 +194,7 @@ def _get_digest(tensor: DumpedTensor) -> str:
 def _join_tensor(
     tensors: Sequence[DumpedTensor], call: DumpedCall, left: Counter[str]
 ) -> DumpedTensor:
-    """Return the tensor of the whole model that ranks have, or have parts of."""
+    """Return the tensor of the whole model, given the tensors or parts that the ranks have."""
     first, layout = tensors[0], tensors[0].layout
     if _are_replicas(tensors):
         return first
@@ -200,7 +207,7 @@ def _join_tensor(
     merged = merge_shards(tensors)
     meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}
     return first._replace(
-        # Several meshes have a tensor each, which are joined in their turn.
+        # With several meshes, each mesh has a tensor, and these are joined afterwards.
         shape=layout.global_shape if layout is not None and len(meshes) == 1 else None,
         digest="",
         statistics=NO_STATISTICS,
@@ -210,9 +217,9 @@ def _join_tensor(
 
 
 def _merge_tensors(tensors: Sequence[DumpedTensor], call: DumpedCall) -> DumpedTensor | None:
-    """Return the tensor of the whole model from what is known of those of ranks beside elements;
-    None where that does not say it. Other meshes may have the same, or that of another part of the
-    batch.
+    """Return the tensor of the whole model, computed from what is known of the ranks' tensors
+    besides elements; None if that is not sufficient. Other meshes may have the same tensor, or that
+    of another part of the batch.
     """
     groups: defaultdict[object, list[DumpedTensor]] = defaultdict(list)
     for tensor in tensors:
@@ -235,7 +242,7 @@ def _merge_tensors(tensors: Sequence[DumpedTensor], call: DumpedCall) -> DumpedT
 
 
 def _are_replicas(tensors: Sequence[DumpedTensor]) -> bool:
-    """Return whether each rank has the same elements of all of the tensor."""
+    """Return whether each rank has all elements of the tensor, and the same ones."""
     first = tensors[0]
     if not all(_is_whole(tensor.layout) for tensor in tensors):
         return False
@@ -258,7 +265,7 @@ def _is_whole(layout: TensorLayout | None) -> bool:
 
 
 def _find_obstacle(tensors: Sequence[DumpedTensor]) -> str:
-    """Return why tensors cannot be joined; empty when they can."""
+    """Return why tensors cannot be joined; empty if they can be."""
     if any(tensor.entry is None for tensor in tensors):
         return "ranks have different statistics, and no elements"
     layouts = [tensor.layout for tensor in tensors]
@@ -270,7 +277,7 @@ def _find_obstacle(tensors: Sequence[DumpedTensor]) -> str:
 
 
 def describe_part_ranks(tensor: DumpedTensor) -> str:
-    """Return the ranks of the parts of a tensor in words: `ranks 0-3`."""
+    """Return the ranks of a tensor's parts as text: `ranks 0-3`."""
     ranks = sorted({entry.key.rank for entry in tensor.parts})
     if len(ranks) == 1:
         return f"micro-batches of rank {ranks[0]}"

@@ -1,9 +1,10 @@
-"""Tensors of the whole model from the parts of all ranks: by their layouts, and where there are
-none by the extents of the other side, and its elements where these do not decide.
+"""Tensors of the whole model, joined from the parts of all ranks: according to their layouts;
+without layouts, according to the extents on the other side, and to its elements where the extents
+do not decide.
 
-What a layout says is certain. A way to join that was chosen for its result is called inferred: it
-may hide a defect that happens to fit. Nothing is gathered: a block of a joined tensor is read from
-its parts when it is asked for.
+What a layout says is certain. If a way to join was chosen for its result, it is called inferred,
+because it may hide a defect that happens to fit. Parts are not gathered in memory: a block of a
+joined tensor is read from its parts when it is needed.
 """
 
 from __future__ import annotations
@@ -46,17 +47,20 @@ from rankdump._core.selection import GRADIENTS_PREFIX, has_scope_prefix
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _NEAR_FACTOR, _NEAR_DISTANCE = 10.0, 1e-6
-"""Distances up to so many times the least one, and so much more, say nothing of the way."""
+"""Ways to join count as equally near if their distances are at most this factor times the smallest
+distance, plus this distance.
+"""
 _SURE_DISTANCE, _APART_DISTANCE = 0.02, 0.5
-"""A sample decides where one way is nearer than the first, and all others are farther than the
-second."""
+"""A sample decides if one way is nearer than the first distance, and all other ways are farther
+than the second.
+"""
 _COPY, _SUM = "taken from the first", "added up"
-"""Texts of two ways."""
+"""Texts for two ways of joining."""
 _Indices: TypeAlias = "tuple[range, ...]"
 
 
 class ActivationKind(Enum):
-    """What a tensor without a layout is, for the ways to join it."""
+    """Kind of a tensor without a layout, which decides on the ways to join it."""
 
     NONE = "parameter or gradient of one"
     VALUE = "activation"
@@ -65,19 +69,19 @@ class ActivationKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinWay:
-    """A way to make one tensor of those that ranks have."""
+    """A way to make one tensor from the tensors of the ranks."""
 
     text: str
-    """What it does: `joined along dimension 0`."""
+    """Text about the way, such as `joined along dimension 0`."""
     shape: tuple[int, ...]
-    """Of the result."""
+    """Shape of the result."""
     join: Callable[[Sequence[TensorElements]], TensorElements]
     priority: int = 0
-    """The likelier way has the lower one."""
+    """Priority of the way; a likelier way has a lower number."""
 
 
 def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind:
-    """Return what a tensor is, by the names of its operator."""
+    """Return the kind of a tensor, judged by the names of its operator."""
     if named is None or named.op_type == PARAMETER_OP_TYPE:
         return ActivationKind.NONE
     is_gradient = has_scope_prefix(named.op_name, GRADIENTS_PREFIX)
@@ -85,30 +89,30 @@ def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind
 
 
 class JoinedTensor(NamedTuple):
-    """A tensor of the whole model, and what is to be said about it."""
+    """A tensor of the whole model, with remarks about how it was joined."""
 
     elements: TensorElements
     findings: tuple[str, ...]
     replicas: tuple[tuple[TensorElements, TensorElements], ...] = ()
-    """Tensors of ranks that should have the same elements, and have not."""
+    """Pairs of the ranks' tensors that should have the same elements and do not."""
     replica_ranks: str = ""
-    """The ranks of the replicas in words."""
+    """Text with the ranks of these tensors."""
     is_sum: bool = False
-    """Whether the replicas are terms of a sum that the other side has."""
+    """Whether the tensors are terms of a sum that the other side has."""
 
     @property
     def copies(self) -> list[TensorElements]:
-        """The tensors of other ranks that should be the whole one as well."""
+        """Tensors of other ranks that should also equal the whole tensor."""
         return [each for first, each in self.replicas if first is self.elements]
 
 
 def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -> list[JoinWay]:
-    """Return the ways to join tensors of these shapes that have no layout, in rank order.
+    """Return the ways to join tensors without a layout that have these shapes, in rank order.
 
     Parameters and their gradients are replicas on all ranks. Other tensors may be replicas, parts
-    along one dimension in blocks, in turns or in zigzag, or terms of a sum or a mean. The loss of a
-    rank is most often a mean over its own part of the batch: gradients of such a part are as many
-    times larger as there are parts.
+    along one dimension (in blocks, in turns or in zigzag), or terms of a sum or a mean. The loss of
+    a rank is most often a mean over its own part of the batch; gradients of parts are then larger
+    by a factor that is the number of parts.
     """
     first, count = shapes[0], len(shapes)
     same = all(shape == first for shape in shapes)
@@ -119,12 +123,12 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
         if all(_drop(shape, dimension) == _drop(first, dimension) for shape in shapes):
             ways += _list_dimension_ways(shapes, dimension)
     if kind is ActivationKind.GRADIENT:
-        # Of parts that are micro-batches, the loss of each may be divided already.
+        # If the parts are micro-batches, the loss of each may be divided already.
         divisors = [each for each in range(2, count + 1) if count % each == 0]
         ways += [_divide(way, each) for way in ways[same:] for each in divisors]
     if same:
         ways += _list_nested_ways(first, count, kind)
-        # The loss of a batch is the mean of those of its parts.
+        # The loss of a batch is the mean of the losses of its parts.
         priority = 1 if prod(first) == 1 else 3
         mean = partial(ReducedElements, divisor=count)
         ways += [
@@ -135,8 +139,8 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
 
 
 def _list_nested_ways(shape: tuple[int, ...], count: int, kind: ActivationKind) -> list[JoinWay]:
-    """Return the ways to join tensors of one shape on a mesh of two dimensions: neighbours along
-    one dimension of the tensor, then the results along another.
+    """Return the ways to join tensors of one shape on a mesh with two dimensions: neighbours are
+    joined along one dimension of the tensor, then the results along another.
     """
     ways: list[JoinWay] = []
     for inner in range(2, count // 2 + 1):
@@ -176,8 +180,8 @@ def _make_placed_way(
     indices: Sequence[Mapping[int, _Indices]],
     priority: int = 0,
 ) -> JoinWay:
-    """Return the way that places each part at indices along some dimensions, and along all of the
-    others.
+    """Return the way that places each part at indexes along some dimensions, and along all of any
+    other dimension.
     """
 
     def join(parts: Sequence[TensorElements]) -> TensorElements:
@@ -222,8 +226,8 @@ def _list_dimension_ways(shapes: Sequence[tuple[int, ...]], dimension: int) -> l
 
 
 def list_zigzag_indices(count: int, size: int) -> list[tuple[range, range]]:
-    """Return the indices of parts of one size that each have two chunks, as context parallelism
-    cuts a sequence: the first and the last one, the second and the last but one, and so on.
+    """Return the indexes of parts that each consist of two chunks, as context parallelism cuts a
+    sequence: the first and the last chunk, the second and the last but one, and so on.
     """
     half = size // 2
     return [(_cut(at, half), _cut(2 * count - 1 - at, half)) for at in range(count)]
@@ -237,7 +241,8 @@ def _drop(shape: tuple[int, ...], dimension: int) -> tuple[int, ...]:
 def opened_joined_pair(
     a: DumpedTensor, b: DumpedTensor
 ) -> Generator[tuple[JoinedTensor, JoinedTensor] | str]:
-    """Open both tensors of a pair, joined; or yield why no way to join them gives one shape.
+    """Open both tensors of a pair and yield them joined; if no way to join them gives equal shapes,
+    yield why.
 
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
@@ -253,7 +258,7 @@ def _join_pair(sides: Sequence[list[_SideWay]]) -> tuple[JoinedTensor, JoinedTen
         pair for pair in product(sides[0], sides[1]) if pair[0].way.shape == pair[1].way.shape
     ]
     if not fitting:
-        # A tensor in fewer dimensions, or without extents of 1, is the caller's to decide.
+        # The caller compares tensors whose shapes differ, such as in extents of 1.
         if all(len(side) == 1 for side in sides):
             fitting = [(sides[0][0], sides[1][0])]
         else:
@@ -270,8 +275,9 @@ def _join_pair(sides: Sequence[list[_SideWay]]) -> tuple[JoinedTensor, JoinedTen
 
 
 def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay, _SideWay]:
-    """Return the ways whose results are nearest to each other; of nearly equal ones the likeliest,
-    as two ranks of one side are those of the other in whatever way both are joined.
+    """Return the ways whose results are nearest to each other. Among ways that are nearly as near,
+    return the likeliest, because if two ranks have the same data on both sides, every way of
+    joining both gives equal results.
     """
     joined = [[each.way.join(each.parts) for each in pair] for pair in fitting]
     surest = _choose_by_sample(joined)
@@ -280,7 +286,8 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
     found = [(pair, measure_distance(a, b)) for pair, (a, b) in zip(fitting, joined, strict=True)]
     limit = _NEAR_FACTOR * min(distance for _, distance in found) + _NEAR_DISTANCE
     near = [
-        # Distances of the same elements in another order differ by their rounding.
+        # Rounded, because distances of the same elements in another order differ by their rounding
+        # error.
         (max(each.way.priority for each in pair), float(f"{distance:.9e}"), pair)
         for pair, distance in found
         if distance <= limit
@@ -289,7 +296,9 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
 
 
 def _choose_by_sample(joined: Sequence[Sequence[TensorElements]]) -> int | None:
-    """Return the number of the pair of which a sample is near, if all others are far apart."""
+    """Return the index of the pair whose sample is near, if the samples of all other pairs are far
+    apart.
+    """
     spans = [list_sample_spans(a.size) for a, _ in joined]
     if not all(spans):
         return None
@@ -300,8 +309,9 @@ def _choose_by_sample(joined: Sequence[Sequence[TensorElements]]) -> int | None:
 
 
 def _find_replicas(way: _SideWay, side: Sequence[_SideWay]) -> JoinedTensor | None:
-    """Return the replicas of a side, if the other one has their sum: operators return such terms
-    where a reduction is missing, which is to be told.
+    """Return the tensors of a side that are terms of a sum which the other side has; None if they
+    are not. An operator returns such terms if a reduction is missing, so the comparison has to
+    report them.
     """
     if way.way.text != _SUM:
         return None
@@ -310,19 +320,19 @@ def _find_replicas(way: _SideWay, side: Sequence[_SideWay]) -> JoinedTensor | No
 
 
 class _SideWay(NamedTuple):
-    """A way to join the tensor of one side, and the tensors of its ranks."""
+    """A way to join the tensor of one side, with the tensors of its ranks."""
 
     side: str
     tensor: DumpedTensor
     way: JoinWay
     parts: Sequence[TensorElements]
     findings: tuple[str, ...] = ()
-    """On how they were joined from parts that layouts describe."""
+    """Remarks about how parts with layouts were joined."""
     certain: JoinedTensor | None = None
-    """Where a layout says how, or there is nothing to join."""
+    """The joined tensor, if a layout determines it or there is nothing to join."""
 
     def make(self, evidence: str) -> JoinedTensor:
-        """Return the joined tensor; `evidence` is what the way was inferred from."""
+        """Return the joined tensor; `evidence` says what the way was inferred from."""
         if self.certain is not None:
             return self.certain
         whole = self.way.join(self.parts)
@@ -340,7 +350,7 @@ class _SideWay(NamedTuple):
 def _list_side_ways(
     side: str, tensor: DumpedTensor, opened: Mapping[Entry, TensorElements]
 ) -> list[_SideWay]:
-    """Return the ways to join the tensor of a side: one, where nothing has to be inferred."""
+    """Return the ways to join the tensor of a side; only one, if nothing has to be inferred."""
     if not tensor.parts:
         assert tensor.entry is not None
         return [_make_certain(side, tensor, JoinedTensor(opened[tensor.entry], ()))]
@@ -364,8 +374,8 @@ def _list_side_ways(
 
 
 def _list_meshes(parts: Sequence[Entry]) -> list[list[Entry]]:
-    """Return the parts of each mesh and micro-batch: other meshes may have the same tensor, or that
-    of another part of the batch.
+    """Return the parts of each mesh and micro-batch, because other meshes may have the same tensor,
+    or that of another part of the batch.
     """
     meshes: dict[tuple[object, ...], list[Entry]] = {}
     for entry in parts:
@@ -379,8 +389,8 @@ def _list_meshes(parts: Sequence[Entry]) -> list[list[Entry]]:
 def _list_groups(
     parts: Sequence[TensorElements], digests: Sequence[object]
 ) -> list[Sequence[TensorElements]]:
-    """Return the tensors, and those of them that have no copy before them, if these are fewer: some
-    ranks have the same, as those of a tensor-parallel group have of a batch.
+    """Return the list of all tensors and, if it is shorter, the list without repeated ones. Some
+    ranks have the same tensor, as the ranks of a tensor-parallel group have the same batch.
     """
     first: dict[tuple[object, ...], TensorElements] = {}
     for part, digest in zip(parts, digests, strict=True):
@@ -420,9 +430,7 @@ def _join_by_layout(
 
 
 def find_drift(joined: JoinedTensor, tolerances: ElementTolerances) -> str:
-    """Return what is to be said of replicas that differ; empty where they are within the
-    tolerances.
-    """
+    """Return a sentence about replicas that differ; empty if they are within the tolerances."""
     found = [measure_difference(*pair, tolerances).measures for pair in joined.replicas]
     apart = [each for each in found if each.unequal]
     if not apart:

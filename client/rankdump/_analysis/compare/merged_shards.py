@@ -1,9 +1,9 @@
-"""Statistics and fingerprints of a tensor of the whole model from those of its parts on all ranks,
-without elements. Pure.
+"""Statistics and fingerprints of a tensor of the whole model, computed from those of its parts on
+all ranks, without elements. Pure.
 
 Extremes, sums and counts merge without an error: a mean is weighted by the numbers of elements, the
 2-norm is the root of the sum of squares. Fingerprints add up. Of partial values, which are terms of
-a sum, only sketches do.
+a sum, only the sketches add up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LINEAR_REDUCTIONS = ("sum", "avg")
 
 
 def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
-    """Return the tensor of the whole model with the statistics and the fingerprint that follow from
-    those of shards; None where there is neither, layouts do not place them in one tensor, or
-    replicas differ.
+    """Return the tensor of the whole model, with the statistics and the fingerprint that follow
+    from those of its shards. None if the shards have neither, if their layouts do not place them in
+    one tensor, or if replicas differ.
     """
     is_known = all(each.fingerprint is not None for each in tensors)
     if not is_known and not any(each.entry is None for each in tensors):
@@ -44,7 +44,7 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
         return None
     try:
         plan = plan_join(shards, name="")
-    except RankdumpError:  # whoever joins the elements tells it
+    except RankdumpError:  # the error is reported when the elements are joined
         return None
     if plan.different_replicas:
         return None
@@ -56,7 +56,7 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
         statistics=NO_STATISTICS if is_partial else merge_statistics(used),
         entry=None,
         fingerprint=_add_fingerprints(plan, tensors),
-        # Its layout says how the whole was divided.
+        # The layout of the first shard says how the whole tensor was divided.
         row_record=tensors[0].record,
     )
 
@@ -64,9 +64,9 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
 def guess_whole_tensors(
     tensors: Sequence[DumpedTensor], *, is_gradient: bool
 ) -> tuple[DumpedTensor, ...]:
-    """Return what activations of ranks without a layout may be together, as flat tensors: all of
-    them parts of one, or those that no other rank has the same of. Gradients of parts may be as
-    many times larger as there are parts of the batch.
+    """Return guesses, as flat tensors, what the ranks' tensors without a layout are together: parts
+    of one tensor, all of them or without repeated ones. Gradients of parts may be larger by a
+    factor that divides the number of parts, so divided gradients are guesses, too.
     """
     unique = {(each.shape, repr(sorted(each.statistics.items()))): each for each in tensors}
     found: list[DumpedTensor] = []
@@ -93,8 +93,8 @@ def guess_whole_tensors(
 
 
 def _average_numbers(tensors: Sequence[DumpedTensor]) -> DumpedTensor:
-    """Return the mean of tensors of one element: the loss of a batch is that of those of its
-    parts.
+    """Return the mean of tensors with one element, because the loss of a batch is the mean of the
+    losses of its parts.
     """
     items = [item for item in ("max", "min", "avg") if item in tensors[0].statistics]
     values = {
@@ -112,17 +112,19 @@ def _divide(statistics: Mapping[str, float], divisor: int) -> Mapping[str, float
 
 
 class GuessedPair(NamedTuple):
-    """What two tensors may be."""
+    """A pair of tensors that two sets of ranks may have in common."""
 
     a: DumpedTensor
     b: DumpedTensor
     findings: tuple[str, ...]
     is_complete: bool
-    """Whether no rank is left out."""
+    """Whether the pair includes the tensors of all ranks."""
 
 
 def list_guessed_pairs(a: DumpedTensor, b: DumpedTensor) -> list[GuessedPair]:
-    """Return what two tensors may be that have equally many elements, the whole ones first."""
+    """Return the guesses for two tensors that have equal numbers of elements, those for whole
+    tensors first.
+    """
     found: list[GuessedPair] = []
     for own, other in product((*a.guesses, a), (*b.guesses, b)):
         if own.shape is None or other.shape is None or prod(own.shape) != prod(other.shape):
@@ -142,7 +144,9 @@ def _tell_guess(side: str, tensor: DumpedTensor, chosen: DumpedTensor) -> str:
 
 
 def _find_content(tensor: DumpedTensor) -> str:
-    """Return what replicas have in common: a digest of the elements, or what else is known."""
+    """Return a value that replicas have in common: the digest of the elements, or whatever else is
+    known.
+    """
     known = tensor.fingerprint
     if tensor.digest:
         return tensor.digest
@@ -150,7 +154,7 @@ def _find_content(tensor: DumpedTensor) -> str:
 
 
 def merge_statistics(tensors: Sequence[DumpedTensor]) -> Mapping[str, float]:
-    """Return the statistics that parts without common elements have together."""
+    """Return the statistics of a whole, given those of parts without common elements."""
     every = [each.statistics for each in tensors]
     counts = [
         each.get("count", math.nan if tensor.shape is None else prod(tensor.shape))
@@ -167,7 +171,7 @@ def merge_statistics(tensors: Sequence[DumpedTensor]) -> Mapping[str, float]:
 
 def _merge_values(item: str, values: Sequence[float], counts: Sequence[float]) -> float | None:
     if item in ("max", "min"):
-        # NaN of a part is that of the whole, which max() of Python hides.
+        # numpy returns NaN if a part has NaN, which Python's max() may miss.
         return float(np.max(values) if item == "max" else np.min(values))
     if item.endswith("count") or item == L1NORM_ITEM:
         return math.fsum(values)
@@ -196,6 +200,7 @@ def _add_fingerprints(
             is_partial |= known.digest is None
             sketch = np.frombuffer(known.sketch, "<f4").astype(np.float64)
             sketches.append(sketch / len(block.ranks) if reduction == "avg" else sketch)
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 a sum is infinite
+    # a sum beyond the range of float32 is infinite
+    with np.errstate(over="ignore", invalid="ignore"):
         sketch = np.sum(sketches, axis=0).astype("<f4").tobytes()
     return RecordedFingerprint(None if is_partial else digest % _DIGEST_RANGE, sketch)

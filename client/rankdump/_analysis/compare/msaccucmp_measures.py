@@ -2,7 +2,8 @@
 
 Source: msaccucmp in Ascend/msprobe (`python/msprobe/msaccucmp`). Elements are converted to float32,
 sums are in float64, and b is the ground truth. Every measure is NaN when an element is complex or
-not finite. Its standard deviation is a text of four numbers; here it is four measures.
+not finite. The standard deviation of msaccucmp is a text with four numbers; here it is four
+measures.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ MSACCUCMP_NAMES = (
     "MaxRelativeError",
     "MeanRelativeError",
 )
-"""In the order of its columns."""
+"""Names of the measures in the order of msaccucmp's columns."""
 _BOOL_MEASURES = frozenset(("CosineSimilarity", "RelativeEuclideanDistance"))
 _EPS = float(np.finfo(np.float64).eps)
 _MIN_WEIGHT = float(np.finfo(np.float32).eps)
 _MIN_DEVIATION = 0.001
-"""Smaller values count as 0."""
+"""Standard deviations below this value count as 0."""
 
 
 def compute_msaccucmp_measures(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[str, float]:
@@ -73,7 +74,7 @@ def _widen(part: npt.NDArray[Any]) -> Float64Array:
 
 @dataclass(slots=True)
 class _SideSums:
-    """Sums over the elements of one side."""
+    """Sums over all elements of one side."""
 
     squares: float = 0.0
     total: float = 0.0
@@ -87,13 +88,15 @@ class _SideSums:
         self.most = max(self.most, float(values.max()))
 
     def scaled(self, values: Float64Array) -> Float64Array:
-        """Return the values scaled to 0 to 1 as weights of a distribution, none of them 0."""
+        """Return the values scaled to the range from 0 to 1, as weights of a distribution, without
+        zeros.
+        """
         span = self.most - self.least
         return np.maximum((values - self.least) / span if span else values, _MIN_WEIGHT)
 
 
 def _compute_real_measures(pair: _FlatArrayPair) -> dict[str, float]:
-    """Return the measures of real numbers; empty when a number is not finite."""
+    """Return the measures of real numbers; empty if a number is not finite."""
     x, y = _SideSums(), _SideSums()
     products = absolute = largest = squares = relative = most_relative = 0.0
     for left, right in pair.blocks():

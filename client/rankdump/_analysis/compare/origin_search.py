@@ -1,18 +1,19 @@
-"""Search for the origins of a report, with the source lines of the suspected calls, and for the
-first cause of NaN and infinity in one dump. Reads the published order, the recorded stacks and few
-tensors of the two dumps, and only where the result depends on them; of one dump all tensors.
+"""Search for the origins of a report's differences, with the source lines of the suspected calls,
+and for the first cause of NaN and infinity in one dump. The search reads the published order, the
+recorded stacks and a few tensors of the two dumps, and only where the result depends on them; for
+one dump, it reads all tensors.
 
 Tensors with equal digests are equal without being read, so it is not known whether they are finite.
-The search reads only the inputs of the suspected call and applies the result to all tensors of the
-same digest; when one of them is not finite, the search is repeated from there.
+The search reads only the inputs of the suspected call and applies the result to all tensors with
+the same digest. When one of them is not finite, the search is repeated from there.
 
-The origin of the whole job follows from those of its ranks. Received data is not an origin: when
-the first bad tensor of a rank comes after a collective with another rank whose data was bad
-earlier, the rank only received it. Without a published order, results of collectives and gradients
-of parameters, which ranks share, are passed over in favour of calls with earlier positions.
+The origin in the whole job follows from the origins on its ranks. Received data is not an origin:
+when the first bad tensor of a rank comes after a collective with another rank whose data was bad
+earlier, the rank has only received it. Without a published order, results of collectives and
+gradients of parameters, which ranks share, are skipped in favour of calls with earlier positions.
 
-In one dump the search is the same, with the dump in the place of both, so what a rank received in a
-collective is no cause.
+For one dump the search is the same, with the dump in place of both, so data that a rank received in
+a collective is not a cause.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _COLLECTIVE_TYPE = re.compile(
     re.IGNORECASE,
 )
 _LAST_POSITION = 1 << 62
-"""Position of parameters and their gradients: after all calls of their iteration."""
+"""Position of parameters and their gradients, after all calls of their iteration."""
 
 RankCall: TypeAlias = "tuple[int, int, str]"
 """Rank, iteration and name of a call."""
@@ -67,7 +68,7 @@ RankCall: TypeAlias = "tuple[int, int, str]"
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """A collective, or a received message."""
+    """A collective, or a message that was received."""
 
     iteration: int
     position: int
@@ -80,14 +81,16 @@ class MergedCallOrder:
     """Positions of calls and exchanges in the published order."""
 
     positions: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
-    """Position of calls in the order of all ranks."""
+    """Position of each call in the order of all ranks."""
     exchanges: Sequence[RankExchange] = ()
 
 
 def find_job_origin(
     found: Sequence[RankOrigin], merged: MergedCallOrder, suspects: Sequence[SuspectCall]
 ) -> DivergenceOrigin:
-    """Return the origin in the whole job, from those of ranks with their likeliest suspects."""
+    """Return the origin in the whole job, given the origins on ranks with their
+    likeliest suspects.
+    """
     earliest = min(each.iteration_key for each in found)
     candidates = [
         (each, suspect)
@@ -96,7 +99,7 @@ def find_job_origin(
     ]
     ranks = [each for each, _ in candidates]
     own = [pair for pair in candidates if find_sender(pair[0], ranks, merged) is None]
-    # If every rank seems to have received the data from another, the sender is unknown.
+    # If every rank seems to have received the bad data from another rank, the sender is unknown.
     own = sorted(own or candidates, key=lambda pair: _make_order_key(pair[0], merged))
     return _join_rank_origins(own, merged)
 
@@ -110,7 +113,7 @@ def find_sender(
 
 
 def convert_rank_origin(found: RankOrigin, suspects: tuple[SuspectCall, ...]) -> DivergenceOrigin:
-    """Return the origin of one rank."""
+    """Return the origin on one rank as a value of the report."""
     question = found.question
     return DivergenceOrigin(
         question.kind, question.side, not found.ambiguity, suspects, found.ambiguity
@@ -133,7 +136,7 @@ def _join_rank_origins(
         return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
     sure = [pair for pair in own if not pair[0].ambiguity] or own[:1]
     first, suspect = sure[0]
-    # The amount in the reason has to be an upper bound for all these ranks.
+    # The difference that the reason states has to be an upper bound for all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
     others = sorted(row.rank for row in rows if row is not first.likeliest_row)
     reason = widest.reason + (f"; the same on {name_first_ranks(others)}" if others else "")
@@ -144,7 +147,7 @@ def _join_rank_origins(
 
 
 def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -> bool:
-    """Return whether a rank received the bad data from another one."""
+    """Return whether a rank received the bad data from `other`."""
     own, its = found.likeliest_row, other.likeliest_row
     if its.rank == own.rank:
         return False
@@ -166,7 +169,7 @@ def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, in
 
 
 def _find_position(found: RankOrigin, merged: MergedCallOrder) -> int | None:
-    """Return the position of the likeliest call in the merged order; None when it is unknown."""
+    """Return the position of the likeliest call in the merged order; None if it is unknown."""
     row = found.likeliest_row
     if merged.positions and row.op_type == PARAMETER_OP_TYPE:
         return _LAST_POSITION
@@ -175,26 +178,26 @@ def _find_position(found: RankOrigin, merged: MergedCallOrder) -> int | None:
 
 
 def _is_shared_call(row: ComparisonRow) -> bool:
-    """Return whether the result of a call is the same on several ranks."""
+    """Return whether several ranks have the same result of a call."""
     return row.op_type == PARAMETER_OP_TYPE or _COLLECTIVE_TYPE.search(row.op_type) is not None
 
 
 _CallStacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
 
 _MAX_SEARCH_ROUNDS = 64
-"""Limit of steps backwards; each reads the inputs of one call of each rank."""
+"""Largest number of steps backwards; each step reads the inputs of one call on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedDumps:
-    """The two dumps, and a cache of their call stacks."""
+    """The two compared dumps, and a cache of their call stacks."""
 
     a: Dump
     b: Dump
     places: Mapping[ProgramPlace, ProgramPlace] = field(
         default_factory=dict[ProgramPlace, ProgramPlace]
     )
-    """Rank and iteration of b by those of a that they were compared with, where they differ."""
+    """Rank and iteration of b for those of a that were compared with them, if they differ."""
     stacks: dict[tuple[str, int], _CallStacks] = field(
         default_factory=dict["tuple[str, int]", "_CallStacks"]
     )
@@ -220,7 +223,7 @@ class ComparedDumps:
         """Return the published order of the iterations of the suspects."""
         steps = sorted({each.likeliest_row.iteration for each in found})
         wanted = IterationSelection("", tuple((step, step) for step in steps if step >= 0))
-        # Suspects have the ranks and names of a, unless the question is about b.
+        # Suspects have the ranks and names of side a, unless the question is about side b.
         asked = (self.b,) if question.side == "b" else (self.a, self.b)
         if self.places:
             asked = () if question.side == "b" else (self.a,)
@@ -240,7 +243,7 @@ class ComparedDumps:
 def find_origins(
     rows: Sequence[ComparisonRow], sides: ComparedDumps
 ) -> tuple[tuple[DivergenceOrigin, ...], tuple[DivergenceOrigin, ...]]:
-    """Return the origins in the whole job, and those of each rank."""
+    """Return the origins in the whole job, and the origins on each rank."""
     of_all: list[DivergenceOrigin] = []
     of_ranks: list[DivergenceOrigin] = []
     for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
@@ -254,14 +257,16 @@ def find_origins(
             _add_sender(origin, find_sender(each, found, merged))
             for each, origin in zip(found, own, strict=True)
         )
-        # The origin of a single rank has all candidates.
+        # The origin on a single rank has all candidates.
         of_all.append(own[0] if len(found) == 1 else together)
     of_ranks.sort(key=lambda origin: origin.suspects[0].rank)
     return tuple(of_all), tuple(of_ranks)
 
 
 def _add_sender(origin: DivergenceOrigin, rank: int | None) -> DivergenceOrigin:
-    """Return the origin of a rank; if another rank sent the data, the reason names it."""
+    """Return the origin on a rank; if another rank sent the bad data, its reason names
+    that rank.
+    """
     if rank is None:
         return origin
     first, *others = origin.suspects
@@ -323,7 +328,9 @@ def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
 
 
 def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Return the rows, completed with whether tensors that decide an origin are finite."""
+    """Return the rows, with the missing information whether tensors are finite that decide on an
+    origin.
+    """
     known = list(rows)
     for question in NONFINITE_QUESTIONS:
         if any(question.is_bad(row) for row in known):
@@ -339,7 +346,9 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
         alike[digest].append(at)
 
     def set_nonfinite(at: int, found: bool) -> None:
-        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
+        """Store whether a tensor is finite, for it and for tensors with the same digest for which
+        it is unknown.
+        """
         for each in alike[digests[at]] if digests[at] else [at]:
             row = rows[each]
             if question.is_bad(row) is None:
@@ -374,7 +383,7 @@ def _has_nonfinite_elements(tensor: DumpedTensor | None) -> bool | None:
 
 
 def find_first_cause(dump: Dump) -> DivergenceOrigin | None:
-    """Return where NaN or infinity starts in a dump; None when every tensor is known as finite.
+    """Return where NaN or infinity starts in a dump; None if every tensor is known to be finite.
 
     `dump` is best restricted to the first iteration with such a tensor, because all of its tensors
     are read. Damaged tables are ignored.
@@ -391,9 +400,9 @@ def find_first_cause(dump: Dump) -> DivergenceOrigin | None:
 
 
 def _has_nonfinite(tensor: DumpedTensor | None, known: dict[str, bool]) -> bool | None:
-    """Return whether a tensor has NaN or infinity; None when neither row nor file shows it.
+    """Return whether a tensor has NaN or infinity; None when neither its row nor its file tells.
 
-    `known` has the answers by digest.
+    `known` contains the results by digest.
     """
     tabled = has_nonfinite_statistics(tensor)
     if tensor is None or tabled is not None:

@@ -1,7 +1,7 @@
-"""Comparison of a pair of tensors by digests, by statistics, or by all elements; and groups of
-pairs, each large enough for one message to a worker.
+"""Comparison of a pair of tensors by digests, by statistics, or by all elements; and the division
+of pairs into groups, each of which is large enough for one message to a worker.
 
-Opens only the files of the pair. An unreadable file is an outcome, not an error. A process holds
+Only the files of a pair are opened. An unreadable file is an outcome, not an error. A process holds
 one pair of a group at a time, so the size of a group costs no memory.
 """
 
@@ -47,14 +47,14 @@ _SAME_DIGEST = PairOutcome(TensorVerdict.SAME)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
 _Elements: TypeAlias = "npt.NDArray[Any] | TensorElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
-"""Pairs, each with its position among all."""
+"""Pairs, each with its position among all pairs."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
-"""Outcomes of a group, with the same positions."""
+"""Outcomes of the pairs in a group, with the same positions."""
 _MAX_GROUP_BYTES = 32 << 20
 _MAX_GROUP_PAIRS = 256
-"""A group ends when it reaches either limit."""
+"""Largest number of pairs in a group, which also ends at _MAX_GROUP_BYTES bytes."""
 _MIN_FACTOR_DISTANCE = 0.01
-"""Of a factor from 1 that is told."""
+"""A constant factor between two tensors is reported if it differs from 1 by at least this much."""
 NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
 _NO_GUESS = "ranks have different statistics, and the other side another number of elements"
@@ -65,9 +65,9 @@ _WORKER_DIED = "the process that compared it died, possibly because memory ran o
 def compare_statistics(
     a: Mapping[str, float], b: Mapping[str, float], tolerances: ElementTolerances
 ) -> tuple[TensorVerdict, Mapping[str, float]]:
-    """Return a verdict and the differences by name, for the statistics that both sides have.
+    """Return the verdict, and the differences by name, for the statistics that both sides have.
 
-    A statistic that is NaN on both sides is ignored: the number of NaN may differ.
+    A statistic that is NaN on both sides is ignored, because the number of NaN may differ.
     """
     known = {name: (a[name], b[name]) for name in a if name in b}
     known = {name: pair for name, pair in known.items() if not all(map(math.isnan, pair))}
@@ -107,7 +107,9 @@ def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether statistics show that a tensor has NaN or infinity; None if unknown."""
+    """Return whether statistics show that a tensor has NaN or infinity; None if they do
+    not tell.
+    """
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
     finite = are_statistics_finite(tensor.statistics.get)
@@ -120,7 +122,7 @@ def compare_pair_statistics(
     """Return the outcome of comparing the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     kind, sign, _ = a.digest.partition(":")
-    # Checksums of one kind, which another tool computed.
+    # Both tensors have a checksum of the same kind from another tool.
     if sign and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest:
         findings = (*findings, "their checksums differ")
         if verdict is TensorVerdict.SAME:
@@ -143,14 +145,15 @@ def compare_pair_statistics(
 def _compare_guesses(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
 ) -> PairOutcome:
-    """Return the outcome of what two tensors are most likely, of which some ranks have statistics
-    alone.
+    """Return the outcome of comparing what two tensors most likely are as a whole, if only
+    statistics are known for some ranks.
     """
     outcomes: list[PairOutcome] = []
     for guess in list_guessed_pairs(a, b):
         found = compare_pair_statistics(guess.a, guess.b, tolerances, guess.findings)
         if found.verdict.agrees and not guess.is_complete:
-            # The first rank agrees, and another one does not.
+            # The first rank agrees, but the statistics of the ranks differ, so some rank cannot
+            # agree.
             found = replace(found, verdict=TensorVerdict.UNKNOWN)
         outcomes.append(found)
     unknown = PairOutcome(TensorVerdict.UNKNOWN, (_NO_GUESS,))
@@ -158,7 +161,7 @@ def _compare_guesses(
 
 
 def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
-    """Return the outcome of a pair; reads files only where nothing else decides it."""
+    """Return the outcome of a pair; files are read only if nothing else decides."""
     decided = decide_without_reading(pair, settings)
     if decided is not None:
         return decided
@@ -176,7 +179,7 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
-    """Return the outcome of a pair where no file is needed for it, else None."""
+    """Return the outcome of a pair if no file is needed for it, else None."""
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
@@ -184,7 +187,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
         return _compare_guesses(a, b, settings.tolerances)
-    # What a manifest says of a file holds for one of the size that it had then.
+    # What a manifest says of a file is valid only while the file has the size that the manifest
+    # names.
     is_whole = not (_has_other_size(a.entry) or _has_other_size(b.entry))
     if is_whole and have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
@@ -194,12 +198,13 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
     same = a.digest and a.digest == b.digest and not a.digest.startswith(XOR_KIND)
     if is_whole and same and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
-        # Thousands of pairs share one outcome where nothing else is known about them.
+        # Thousands of pairs share one outcome object if nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.SAME, a, b) if known else _SAME_DIGEST
     if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
         outcome = _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
-        # The elements still show whether they are finite, as with batches of different sizes.
+        # Tensors with different shapes are read to find whether they are finite, as with batches of
+        # different sizes.
         unknown = outcome.nonfinite_a is None or outcome.nonfinite_b is None
         unknown = unknown or _has_shard_of(a, b) or _has_shard_of(b, a)
         return None if unknown and a.entry is not None and b.entry is not None else outcome
@@ -209,8 +214,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
 
 
 def _has_other_size(entry: Entry | None) -> bool:
-    """Return whether a file has another size than in its manifest, which has 0 for a link. Then it
-    is damaged, or was packed later, which its content shows.
+    """Return whether a file has another size than its manifest says, where 0 stands for a link. The
+    file is then damaged, or was packed later, which its content shows.
     """
     if entry is None or entry.record is None or entry.member:
         return False
@@ -218,7 +223,9 @@ def _has_other_size(entry: Entry | None) -> bool:
 
 
 def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
-    """Return the outcome of a pair of which a side has only first elements, else None."""
+    """Return the outcome of a pair in which one side has only first elements; None if files are
+    needed.
+    """
     left, right, findings = _find_whole_shape(a), _find_whole_shape(b), _list_findings(a, b)
     if left is not None and right is not None and not _is_comparable(left, right):
         text = _format_shapes(left, right)
@@ -232,7 +239,7 @@ def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
 
 
 def _find_whole_shape(tensor: DumpedTensor) -> tuple[int, ...] | None:
-    """Return the shape of a tensor of which perhaps only first elements were kept."""
+    """Return the shape of the whole tensor, even if only its first elements were kept."""
     layout = tensor.layout
     return layout.global_shape if layout is not None and layout.is_sample else tensor.shape
 
@@ -249,7 +256,9 @@ def _build_unread_outcome(
 
 
 def _count_tensor_bytes(tensor: DumpedTensor | None) -> int:
-    """Return the bytes needed to read a tensor, as far as the tree shows; 0 without a file."""
+    """Return the number of bytes needed to read a tensor, as far as the tree shows it; 0 without a
+    file.
+    """
     files = tensor.files if tensor is not None else ()
     return sum(max(file.bytes_in or 0, file.stored_bytes) for file in files)
 
@@ -278,9 +287,9 @@ def _compare_elements(
 
 
 def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettings) -> PairOutcome:
-    """Return the outcome of a pair of which a side is joined from the parts of its ranks.
+    """Return the outcome of a pair in which a side is joined from the parts of its ranks.
 
-    Of replicas with different elements, those that differ most are compared.
+    If replicas have different elements, those that differ most are compared.
     """
     with opened_joined_pair(a, b) as found:
         if isinstance(found, str):
@@ -334,7 +343,9 @@ def _measure_elements(
 
 
 def _has_shard_of(tensor: DumpedTensor, whole: DumpedTensor) -> bool:
-    """Return whether a tensor is a shard of a logical tensor, and the other all of it."""
+    """Return whether a tensor is a shard of a logical tensor, and `whole` is that tensor as a
+    whole.
+    """
     layout = tensor.layout
     return (
         layout is not None
@@ -363,7 +374,7 @@ def _measure_shard(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSetting
 def _align_shard(
     shard: npt.NDArray[Any], tensor: DumpedTensor, whole: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the elements of a shard, without padding, and the same elements of the whole."""
+    """Return the elements of a shard without padding, and the same elements of the whole tensor."""
     layout = tensor.layout
     assert layout is not None
     part = np.ascontiguousarray(select_shard(whole, layout, shard.shape))
@@ -378,14 +389,14 @@ def _load_array(tensor: DumpedTensor, found: _Elements) -> npt.NDArray[Any]:
 
 
 def _describe_from_file(tensor: DumpedTensor, array: _Elements) -> DumpedTensor:
-    """Return a tensor, with type and shape from its file where the tree does not have them."""
+    """Return a tensor; if the tree does not have its type or shape, with those of its file."""
     if tensor.dtype and tensor.shape == array.shape:
         return tensor
     return tensor._replace(dtype=tensor.dtype or str(array.dtype), shape=array.shape)
 
 
 def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
-    """Return a tensor, with the statistics of its elements where it has a file."""
+    """Return a tensor; if it has a file, with the statistics of its elements."""
     if tensor.entry is None:
         return tensor
     array = load(tensor.entry)
@@ -402,13 +413,13 @@ def _decide_verdict(found: MeasurementResult) -> TensorVerdict:
         return TensorVerdict.NAN
     if measures.unequal:
         return TensorVerdict.DIFFERENT
-    # Numbers rounded to a narrower type may only look equal.
+    # Numbers that were rounded to a narrower type may look equal although they were not.
     exact = not measures.max_absolute > 0 and not found.rounded_dtype
     return TensorVerdict.SAME if exact else TensorVerdict.NORMAL
 
 
 def _is_comparable(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Return whether shapes differ only in extents of 1, or one is flat with the same size."""
+    """Return whether shapes differ only in extents of 1, or one is flat and has the same size."""
     left, right = _squeeze_shape(a), _squeeze_shape(b)
     return left == right or (1 in (len(left), len(right)) and prod(left) == prod(right))
 
@@ -436,7 +447,7 @@ def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
 
 
 def _list_factor_findings(found: MeasurementResult) -> tuple[str, ...]:
-    """Return a finding for a tensor that is a multiple of the other, as a gradient is that was
+    """Return a finding if one tensor is a multiple of the other, such as a gradient that was
     divided by a wrong number.
     """
     is_one = abs(found.factor - 1) < _MIN_FACTOR_DISTANCE
@@ -490,5 +501,5 @@ def compare_group(group: PairGroup, settings: ComparisonSettings) -> GroupOutcom
 
 
 def mark_group_unreadable(group: PairGroup) -> GroupOutcomes:
-    """Return the outcomes of pairs whose comparison ended the process."""
+    """Return outcomes for pairs whose comparison ended the worker process."""
     return [(place, PairOutcome(TensorVerdict.UNREADABLE, (_WORKER_DIED,))) for place, _ in group]

@@ -1,7 +1,7 @@
-"""Programs of a dump: what each rank ran in each iteration, call by call, in execution order.
+"""Programs of a dump: the calls that each rank ran in each iteration, in execution order.
 
-The order is that of the timestamps of files and rows; in a tree without timestamps it is that of
-the lines of the info file. The constants of a rank are a separate program, whose iteration is
+The order is given by the time stamps of files and rows; in a tree without time stamps, by the lines
+of the info file. The constants of a rank are a separate program, whose iteration is
 CONSTANTS_ITERATION.
 """
 
@@ -33,7 +33,7 @@ from rankdump.errors import CorruptedError
 _NamedTensor: TypeAlias = "Entry | Figures"
 _TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
 _CallTensors: TypeAlias = "dict[tuple[TensorSide, int], DumpedTensor]"
-"""Tensors of a call, by side and slot."""
+"""Tensors of one call, by side and slot."""
 _RECOMPUTED_SUFFIX = f":{api_tree.RECOMPUTED_MARK}"
 _STATISTIC_ITEMS = {
     title: item for item, title in (STATISTIC_TITLES | FOREIGN_TITLES).items() if item != MD5_ITEM
@@ -41,10 +41,11 @@ _STATISTIC_ITEMS = {
 
 
 def read_programs(dump: Dump, problems: list[str]) -> list[DumpedProgram]:
-    """Return the programs of a dump, by rank and iteration; constants come first.
+    """Return the programs of a dump, sorted by rank and iteration; constants come first.
 
-    A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
-    are ignored and `problems` gets a sentence. Fingerprints are not read: see `add_fingerprints`.
+    A tensor with both a file and a row of statistics is one tensor. If tables are damaged,
+    statistics are ignored and `problems` gets a sentence. Fingerprints are not read; see
+    `add_fingerprints`.
     """
     entries: defaultdict[ProgramPlace, list[Entry]] = defaultdict(list)
     rows: defaultdict[ProgramPlace, dict[_TensorPlace, Figures]] = defaultdict(dict)
@@ -62,7 +63,7 @@ def read_programs(dump: Dump, problems: list[str]) -> list[DumpedProgram]:
 def add_fingerprints(
     programs: Sequence[DumpedProgram], prints: FingerprintsByRecord
 ) -> list[DumpedProgram]:
-    """Return programs whose tensors have the fingerprints of their records."""
+    """Return the programs with the fingerprints of their tensors' records."""
     if not prints:
         return list(programs)
 
@@ -94,7 +95,7 @@ def _get_program_place(key: TensorKey) -> ProgramPlace:
 
 
 def _make_tensor_place(key: TensorKey) -> _TensorPlace:
-    # In some releases, files and tables spell a name differently.
+    # In some releases, file names and tables spell a name differently.
     name = statistic_tables.clean_table_field(sanitize_name(key.op_name))
     return key.timestamp_us, key.graph, key.slot, key.side.value, key.stream, name
 
@@ -104,7 +105,7 @@ def _build_program(
     entries: list[Entry],
     rows: dict[_TensorPlace, Figures],
 ) -> DumpedProgram:
-    """Return the program of files and rows; the rows are used up."""
+    """Return the program of files and rows; `rows` is emptied."""
     named: list[tuple[_NamedTensor, Figures | None]] = [
         (entry, rows.pop(_make_tensor_place(entry.key), None) if rows else None)
         for entry in entries
@@ -119,24 +120,27 @@ def _build_program(
 
 
 class OperatorTyped(Protocol):
-    """What knows the type of an operator; it is asked once for each call."""
+    """Object with the type of an operator, which is read once for each call."""
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where a manifest has it."""
+        """Type of the operator; the raw type if a manifest has it."""
         ...
 
 
 def build_program(
     place: ProgramPlace, tensors: Iterable[tuple[int, str, OperatorTyped, DumpedTensor]]
 ) -> DumpedProgram:
-    """Return the program of tensors in execution order, each with graph and name of its call."""
+    """Return the program of tensors in execution order, each with the graph and the name of its
+    call.
+    """
     calls: list[tuple[tuple[int, str], OperatorTyped, _CallTensors]] = []
     latest: dict[tuple[int, str], _CallTensors] = {}
     for graph, op_name, typed, tensor in tensors:
         name, at = (graph, op_name), (tensor.side, tensor.slot)
         held = latest.get(name)
-        # A tensor that a call already has belongs to the next call of that name.
+        # If the call already has a tensor at this place, the tensor belongs to the next call with
+        # the name.
         if held is None or at in held:
             held = latest[name] = {}
             calls.append((name, typed, held))
@@ -154,7 +158,7 @@ def _build_call(
 ) -> DumpedCall:
     graph, name = named
     api = api_tree.parse_call_name(name)
-    # Where no full name is known, that of a gradient would be taken for its parameter's.
+    # A gradient without a known full name would otherwise count as its parameter.
     backward = has_scope_prefix(name, GRADIENTS_PREFIX) or (
         api is not None and api.direction == "backward"
     )
@@ -168,8 +172,8 @@ def _build_call(
 def _split_sides(
     tensors: list[DumpedTensor],
 ) -> tuple[tuple[DumpedTensor, ...], tuple[DumpedTensor, ...]]:
-    """Return inputs and outputs, each by slot."""
-    if len(tensors) == 1:  # most parameters and gradients
+    """Return the inputs and the outputs, each sorted by slot."""
+    if len(tensors) == 1:  # as for most parameters and gradients
         alone = (tensors[0],)
         return (alone, ()) if alone[0].side is TensorSide.INPUT else ((), alone)
     tensors.sort(key=lambda tensor: tensor.slot)
@@ -178,7 +182,9 @@ def _split_sides(
 
 
 def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
-    """Return a tensor; what no record says of it, a table, a header or the file name does."""
+    """Return a tensor; fields that its record lacks come from a table, a header or the
+    file name.
+    """
     key, record = tensor.key, tensor.record
     entry = tensor if isinstance(tensor, Entry) else None
     if record is not None:

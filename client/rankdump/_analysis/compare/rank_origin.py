@@ -4,7 +4,7 @@ inputs into bad outputs, with the sentences that describe it. Pure.
 For `difference`, a tensor is bad when it does not agree with its partner; for `nonfinite`, when it
 has NaN or infinity. The search starts at the first bad tensor in the order in which tensors were
 seen. Its origin is a call with good inputs and bad outputs that was running at that time; among
-nested calls, the one that ended first, which is the innermost. When there was no such call, the
+nested calls, the one that ended first, which is the innermost. If there was no such call, the
 tensor came from outside the dump, or through a call that only one side made.
 """
 
@@ -52,14 +52,14 @@ GROWING_ERROR_REASON = "no operator alone adds more than expected: the error gro
 LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
 _RankIteration: TypeAlias = "tuple[int, int]"
 _MAX_MASK_READERS = 2
-"""Limit of calls that are examined to tell a mask from data that are not finite."""
+"""Largest number of calls that are examined to tell a mask from bad data that is not finite."""
 _MAX_UNMATCHED_CALLS = 8
-"""Limit of unmatched calls that are named."""
+"""Largest number of unmatched calls that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginQuestion:
-    """Kind of origin that is searched for, and the dump."""
+    """Kind of origin that is searched for, and the dump that is searched."""
 
     kind: OriginKind
     side: Literal["", "a", "b"] = ""
@@ -68,7 +68,7 @@ class OriginQuestion:
     """Digests of tensors that are not finite on purpose, such as attention masks."""
 
     def select(self, row: ComparisonRow) -> DumpedTensor | None:
-        """Return the tensor that the question is about; for a difference, that of side a."""
+        """Return the tensor that the question is about; for a difference, the tensor of side a."""
         return row.pair.b if self.side == "b" else row.pair.a
 
     def is_bad(self, row: ComparisonRow) -> bool | None:
@@ -82,11 +82,13 @@ class OriginQuestion:
         return outcome.nonfinite_b if self.side == "b" else outcome.nonfinite_a
 
     def list_unknown(self, rows: Iterable[ComparisonRow]) -> tuple[ComparisonRow, ...]:
-        """Return the rows of which that is unknown."""
+        """Return the rows for which `is_bad` does not know the answer."""
         return tuple(row for row in rows if self.is_bad(row) is None)
 
     def get_order(self, row: ComparisonRow) -> int:
-        """Return the position of the tensor in the order in which its program's were seen."""
+        """Return the position of a row's tensor in the order in which the tensors of its program
+        were seen.
+        """
         tensor = self.select(row)
         return tensor.seen_order if tensor is not None else 0
 
@@ -103,17 +105,17 @@ class CallRows:
 
     @property
     def first_row(self) -> ComparisonRow:
-        """The first row; names and positions are the same in all."""
+        """The first row; names and positions are the same in all rows."""
         return self.rows[0]
 
     @property
     def inputs(self) -> tuple[ComparisonRow, ...]:
-        """The rows of its inputs."""
+        """The rows of the call's inputs."""
         return tuple(row for row in self.rows if _get_side(row) is TensorSide.INPUT)
 
     @property
     def outputs(self) -> tuple[ComparisonRow, ...]:
-        """The rows of its outputs."""
+        """The rows of the call's outputs."""
         return tuple(row for row in self.rows if _get_side(row) is TensorSide.OUTPUT)
 
 
@@ -125,7 +127,9 @@ def _get_side(row: ComparisonRow) -> TensorSide | None:
 def _describe_faulty_call(
     call: CallRows, question: OriginQuestion, inside: ComparisonRow | None = None
 ) -> str:
-    """Describe a call with good inputs; `inside` is the inner call that showed it."""
+    """Describe a call with good inputs; `inside` is the row of the inner call in which the
+    difference first shows.
+    """
     output = next(row for row in call.outputs if question.is_bad(row))
     text = _describe_parameter_kind(output) + _describe_good_inputs(call.inputs, question)
     text += _describe_bad_tensor(output, question)
@@ -135,7 +139,9 @@ def _describe_faulty_call(
 
 
 def _describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
-    """Name the layer that made a call: its mark comes directly before the call."""
+    """Name the layer that made a call, whose mark comes directly before the call; empty if there is
+    no mark.
+    """
     call, mark = parse_call_name(row.name), parse_call_name(before.name)
     if call is None or mark is None or mark.kind != LAYER_KIND or call.kind != "NN":
         return ""
@@ -198,7 +204,7 @@ def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> s
 
 @dataclass(frozen=True, slots=True)
 class RankOrigin:
-    """Origin on one rank."""
+    """Origin of the difference, or of NaN and infinity, on one rank."""
 
     question: OriginQuestion
     calls: tuple[CallRows, ...]
@@ -208,9 +214,9 @@ class RankOrigin:
     ambiguity: str = ""
     """Reason why the origin is not certain."""
     is_outside: bool = False
-    """The inputs are bad already, and no dumped call produced them."""
+    """Whether the inputs are bad already, and no dumped call produced them."""
     unknown: tuple[ComparisonRow, ...] = ()
-    """Tensors that have to be read to decide."""
+    """Rows whose tensors have to be read to decide."""
 
     @property
     def likeliest_row(self) -> ComparisonRow:
@@ -219,7 +225,9 @@ class RankOrigin:
 
     @property
     def error_key(self) -> tuple[int, float]:
-        """Severity of the tensor that the reason describes: the verdict, then the error."""
+        """Sort key of how bad the tensor is that the reason describes: the verdict,
+        then the error.
+        """
         wrong = [row for row in self.calls[0].rows if self.question.is_bad(row)]
         outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
         row = (outputs or wrong or self.calls[0].rows)[0]
@@ -237,7 +245,7 @@ def _make_iteration_key(iteration: int) -> tuple[bool, int]:
 
 
 def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -> list[RankOrigin]:
-    """Return the origin on each rank that has one, in the first iteration that does."""
+    """Return the origin on each rank that has one in the first iteration with an origin."""
     if not any(question.is_bad(row) for row in rows):
         return []
     programs = _group_programs(rows)
@@ -251,9 +259,10 @@ def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -
 
 
 def _find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
-    """Return the origin in one program; None when nothing is bad.
+    """Return the origin in one program; None if nothing is bad.
 
-    An infinite mask from outside is skipped when a call that read it wrote only finite numbers.
+    A mask from outside that has infinities is skipped if a call that read it wrote only finite
+    numbers.
     """
     found = _search_program(steps, question)
     while found is not None and found.is_outside and question.kind == "nonfinite":
@@ -272,7 +281,7 @@ def _find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) ->
 def _find_readers(
     steps: Sequence[CallRows], digest: str, question: OriginQuestion
 ) -> list[CallRows]:
-    """Return the calls that read a tensor, in the order of their ends."""
+    """Return the calls that read a tensor, in the order in which they ended."""
     found = [
         step
         for step in steps
@@ -305,7 +314,7 @@ def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> Rank
 
 
 def _group_programs(rows: Iterable[ComparisonRow]) -> dict[_RankIteration, list[CallRows]]:
-    """Return the steps of each program, in execution order."""
+    """Return the calls of each program with their rows, in execution order."""
     found: defaultdict[_RankIteration, defaultdict[int, list[ComparisonRow]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -318,7 +327,9 @@ def _group_programs(rows: Iterable[ComparisonRow]) -> dict[_RankIteration, list[
 
 
 def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) -> CallRows | None:
-    """Return the call with good inputs and bad outputs that was running and ended first."""
+    """Return the call with good inputs and bad outputs that was running at a time and
+    ended first.
+    """
     best: tuple[int, CallRows] | None = None
     for step in wrong:
         ends = [question.get_order(row) for row in step.outputs if question.is_bad(row)]
@@ -331,7 +342,8 @@ def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) 
 
 
 def _find_gain(step: CallRows, steps: Iterable[CallRows]) -> float:
-    """Return by how much a call multiplies the error, where the noise runs, or rounding, have 1.
+    """Return by which factor a call multiplies the error, if errors are measured in those of noise
+    runs or of rounding.
 
     A call without inputs is compared with the largest normal error that was seen before it.
     """
@@ -357,9 +369,10 @@ def _find_largest_ratio(rows: Iterable[ComparisonRow]) -> float:
 def _find_unmatched_before(
     steps: Sequence[CallRows], step: CallRows, row: ComparisonRow
 ) -> list[CallRows]:
-    """Return the nearest unmatched calls before a call, the last first.
+    """Return the nearest unmatched calls before a call, the last one first.
 
-    If matched calls are in between, one of the unmatched must have an output of the same shape.
+    If matched calls are in between, one of the unmatched calls must have an output with the same
+    shape.
     """
     before = steps[: steps.index(step)][::-1]
     agreeing = list(takewhile(lambda each: each.first_row.rule, before))
@@ -368,7 +381,9 @@ def _find_unmatched_before(
 
 
 def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
-    """Return whether an unmatched call has an output of the shape of that side's tensor."""
+    """Return whether an unmatched call has an output with the shape of the row's tensor on that
+    side.
+    """
     wanted = row.pair.a if alone.first_row.name_a else row.pair.b
     made = [each.pair.a or each.pair.b for each in alone.outputs]
     return wanted is not None and any(each and each.shape == wanted.shape for each in made)
@@ -425,8 +440,8 @@ def _build_maker_origin(
 def _build_gain_origin(
     steps: Sequence[CallRows], maker: CallRows, wrong: Iterable[CallRows]
 ) -> RankOrigin:
-    """Return the first call that adds an error of its own, where the first bad outputs are the sum
-    of normal ones; `maker` has these.
+    """Return the first call that adds an error of its own. It is used if the first bad outputs,
+    which are those of `maker`, are only the sum of normal errors.
     """
     found = [
         (max(DIFFERENCE_QUESTION.get_order(row) for row in step.rows), step)
@@ -448,10 +463,10 @@ def _build_gain_origin(
 
 
 def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow]) -> str:
-    """Return a sentence about the weights of the likeliest call; empty when they agree.
+    """Return a sentence about the weights of the likeliest call; empty if the weights agree.
 
-    A tree has parameters as they were after the step, so a call used those of the iteration before.
-    Where these are missing, those of the same iteration are named, with a remark.
+    A tree has parameters as they were after the step, so a call used the parameters of the
+    iteration before. If these are missing, those of the same iteration are named, with a remark.
     """
     first = found.likeliest_row
     path = ".".join(parse_module_path(first.name))
@@ -476,7 +491,7 @@ def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow])
 
 
 def _find_widest_row(weight: ComparisonRow, rows: Iterable[ComparisonRow]) -> ComparisonRow:
-    """Return the row of a weight on the rank where it differs most."""
+    """Return the row of a weight on the rank on which it differs most."""
     key = weight.iteration, weight.name, weight.slot_name
     same = (
         row

@@ -1,8 +1,8 @@
 """Values of a comparison: dumped tensors, calls and programs, pairs, verdicts, measures, origins
-and the report. Pure values.
+and the report. All are immutable.
 
-The order is: two trees -> DumpedProgram (calls in order) -> CallPair -> TensorPair ->
-PairOutcome -> ComparisonReport.
+A comparison makes them in this order: two trees -> DumpedProgram (calls in order) -> CallPair ->
+TensorPair -> PairOutcome -> ComparisonReport.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdump._core.record import TensorSide, name_argument
 from rankdump._core.tensor_layout import TensorLayout
 
 NO_STATISTICS: Mapping[str, float] = {}
-"""Statistics of a tensor without known statistics."""
+"""Statistics of a tensor about which none are known."""
 CONSTANTS_ITERATION = -1
 """Iteration of the program with the constants of a rank, which belong to no iteration."""
 PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
@@ -42,7 +42,7 @@ ProgramPlace: TypeAlias = "tuple[int, int]"
 
 
 def get_dated_iteration(number: int) -> int | None:
-    """Return the iteration of a program; None for that of the constants."""
+    """Return the iteration of a program; None for the program of the constants."""
     return None if number == CONSTANTS_ITERATION else number
 
 
@@ -57,82 +57,89 @@ class ElementTolerances:
     rtol: float = 1e-4
     atol: float = 1e-4
     equal_nan: bool = False
-    """Whether NaN equals NaN at the same place. Without it, every NaN is unequal."""
+    """Whether NaN equals NaN at the same place. If not, every NaN is unequal."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTolerance:
-    """The largest normal error of tensors whose operator has a name."""
+    """The largest normal error of tensors whose operator has a matching name."""
 
     pattern: str
-    """Glob, as in `--op`."""
+    """Glob for the name of the operator, as in `--op`."""
     error: float | None
-    """Root mean square of the difference, relative to that of the reference; None for the error of
-    rounding."""
+    """Root mean square of the difference, relative to that of the reference; None for the error
+    that rounding explains.
+    """
 
 
 class TensorVerdict(str, Enum):
     """Verdict on two tensors; reports show the value."""
 
     SAME = "same"
-    """The same bytes, or the same numbers."""
+    """The tensors have the same bytes, or the same numbers."""
     NORMAL = "normal"
-    """Different within the tolerances, as rounding or noise runs explain it."""
+    """The difference is within the tolerances, or is explained by rounding or noise runs."""
     SUSPICIOUS = "suspicious"
-    """Above what noise runs, rounding or a tolerance by name explain, but not far above."""
+    """The error is larger than noise runs, rounding or a tolerance by name explain, but
+    not by far.
+    """
     DIFFERENT = "different"
-    """Beyond that."""
+    """The error is larger than that of a suspicious tensor."""
     NAN = "nan"
-    """NaN or infinity at a place where the other side has a different value."""
+    """At some place one side has NaN or infinity and the other side has a different value."""
     SHAPE = "shape"
     """The shapes differ in more than extents of 1."""
     UNMATCHED = "unmatched"
     """The tensor has no partner."""
     UNREADABLE = "unreadable"
-    """A file could not be read."""
+    """A file of the pair could not be read."""
     UNKNOWN = "unknown"
-    """Neither elements nor statistics are known on both sides."""
+    """There are neither elements nor statistics that are known on both sides."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the two count as equal."""
+        """Whether two tensors with this verdict count as equal."""
         return self in (TensorVerdict.SAME, TensorVerdict.NORMAL)
 
 
 @dataclass(frozen=True, slots=True)
 class DifferenceMeasures:
-    """Differences of two tensors of one shape, over elements that are finite on both sides.
+    """Differences of two tensors with the same shape, over elements that are finite on both sides.
 
     Sums are in float64. `relative` divides by `abs(b)`, the reference, where that is not 0. A
     measure without a meaning is NaN: without finite elements, or with a norm of 0.
     """
 
     count: int
-    """Elements of each side; a complex one counts as two."""
+    """Number of elements on each side; a complex element counts as two."""
     unequal: int
-    """Elements that are not close, including those that are not finite."""
+    """Number of elements that are not close, including those that are not finite."""
     max_absolute: float
     max_relative: float
     mean_absolute: float
     mean_relative: float
     cosine: float
-    """1 when both norms are 0, NaN when one is."""
+    """Cosine similarity; 1 when both norms are 0, NaN when only one is."""
     rmse: float
     relative_euclidean: float
     """`norm(a - b) / norm(b)`."""
     kl_divergence: float
-    """Of a from b, each scaled to sum 1; NaN for negative elements or sums of 0."""
+    """Kullback-Leibler divergence of a from b, each scaled to the sum 1; NaN for negative elements
+    or sums of 0.
+    """
     mean_absolute_unequal: float
-    """Mean over the unequal elements, as in `api_dump_compare`; 0 without any."""
+    """Mean absolute difference over the unequal elements, as in `api_dump_compare`; 0 if there are
+    none.
+    """
     max_absolute_unequal: float
     nonfinite_a: int
     nonfinite_b: int
     nonfinite_apart: int
-    """Places where the sides differ and one is not finite."""
+    """Number of places where the sides differ and at least one of them is not finite."""
 
     @property
     def close_share(self) -> float:
-        """Share of elements that are close, from 0 to 1; 1 for no elements."""
+        """Share of elements that are close, from 0 to 1; 1 if there are no elements."""
         return 1.0 - self.unequal / self.count if self.count else 1.0
 
 
@@ -142,21 +149,26 @@ class PairOutcome:
 
     verdict: TensorVerdict
     findings: tuple[str, ...] = ()
-    """One sentence each: dtypes differ, shapes differ, NaN at other places, a file is damaged."""
+    """One sentence for each finding, such as: dtypes differ, shapes differ, NaN at other places, a
+    file is damaged.
+    """
     measures: DifferenceMeasures | None = None
-    """None where the elements were not read: identical digests, statistics only, no partner."""
+    """Measures of the elements; None if they were not read: identical digests, statistics only, no
+    partner.
+    """
     statistic_differences: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Differences of statistics by name, where only statistics are known."""
+    """Differences of statistics by name, if only statistics are known."""
     extra: Mapping[str, float] = field(default_factory=dict[str, float])
-    """msaccucmp's measures by name, when they were requested."""
+    """msaccucmp's measures by name, if they were requested."""
     nonfinite_a: bool | None = None
-    """Whether side a holds NaN or infinity; None when unknown."""
+    """Whether side a has NaN or infinity; None if that is unknown."""
     nonfinite_b: bool | None = None
     error_ratio: float | None = None
-    """Ratio of the error to the one that noise runs, rounding or a tolerance by name explain; None
-    where elements were judged by themselves."""
+    """Ratio of the error to the error that noise runs, rounding or a tolerance by name explain;
+    None if elements were judged one by one.
+    """
     judged_by: str = ""
-    """Which of these it was: `rounding`; empty where elements were judged by themselves."""
+    """What explained the error, such as `rounding`; empty if elements were judged one by one."""
 
 
 NOT_COMPARED = PairOutcome(TensorVerdict.UNKNOWN)
@@ -166,78 +178,84 @@ NOT_COMPARED = PairOutcome(TensorVerdict.UNKNOWN)
 class DumpedTensor(NamedTuple):
     """One tensor of a call, as a tree describes it; its elements stay on disk.
 
-    A NamedTuple, like `DumpedCall` and `ComparisonRow`: a dump has many of them, and no other
-    value is created faster.
+    This is a NamedTuple, like `DumpedCall` and `ComparisonRow`, because a dump has many of them and
+    no other kind of value is created faster.
     """
 
     side: TensorSide
     slot: int
     argument: str
-    """Place in the arguments or results of the call; empty when unknown."""
+    """Place in the arguments or results of the call; empty if it is unknown."""
     dtype: str
-    """Type in the framework; the file may have a wider one. Empty when only the file has it."""
+    """Element type in the framework; the file may have a wider type. Empty if only the file tells
+    it.
+    """
     shape: tuple[int, ...] | None
-    """None when only the file has it."""
+    """Shape; None if only the file tells it."""
     digest: str = ""
-    """xxh3-128 of the elements as the framework held them; empty when unknown."""
+    """xxh3-128 of the elements as the framework had them; empty if it is unknown."""
     entry: Entry | None = None
-    """File with the elements; None when only statistics are known."""
+    """File with the elements; None if only statistics are known."""
     statistics: Mapping[str, float] = NO_STATISTICS
-    """By the names of `statistic_category`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
+    """Statistics by the names of `statistic_category`: `max`, `min`, `avg`, `l2norm`, `nan count`,
+    ...
+    """
     seen_order: int = 0
     """Position in the order in which the tensors of its program were seen."""
     parts: tuple[Entry, ...] = ()
-    """Files of the ranks that it is to be joined from; empty for the tensor of one rank."""
+    """Files of the ranks that the tensor is joined from; empty for the tensor of one rank."""
     fingerprint: RecordedFingerprint | None = None
-    """Of all of it, also where it is to be joined; None when unknown."""
+    """Fingerprint of the whole tensor, even if it is joined from parts; None if it is unknown."""
     row_record: ManifestRecord | None = None
-    """Record of a tensor without a file; None when unknown."""
+    """Record of a tensor without a file; None if it is unknown."""
     guesses: tuple[DumpedTensor, ...] = ()
-    """What it may be together with those of other ranks, of which statistics alone are known."""
+    """Guesses what the ranks' tensors are together, if only their statistics are known."""
 
     @property
     def files(self) -> tuple[Entry, ...]:
-        """Files with its elements, or with those of its parts; empty where none are known."""
+        """Files with the tensor's elements, or with those of its parts; empty if none are known."""
         return self.parts or ((self.entry,) if self.entry is not None else ())
 
     @property
     def record(self) -> ManifestRecord | None:
-        """What the manifest says of it; None where there is none."""
+        """Record of the tensor in its manifest; None if there is none."""
         return self.entry.record if self.entry is not None else self.row_record
 
     @property
     def slot_name(self) -> str:
-        """`input.0`, as reports call it."""
+        """Side and slot, as `input.0`, which is how reports name them."""
         return f"{self.side.value}.{self.slot}"
 
     @property
     def layout(self) -> TensorLayout | None:
-        """Which part of a tensor of the whole model it is; None where that is not known."""
+        """Layout, which says which part of a tensor of the whole model this is; None if it is
+        unknown.
+        """
         record = self.record
         return record.layout if record is not None else None
 
     @property
     def is_sample(self) -> bool:
-        """Whether only its first elements were kept."""
+        """Whether only the first elements of the tensor were kept."""
         return self.layout is not None and self.layout.is_sample
 
     @property
     def microbatch(self) -> int | None:
-        """Number of its micro-batch; None where it has none."""
+        """Number of the tensor's micro-batch; None if it has none."""
         record = self.record
         return record.microbatch if record is not None else None
 
 
 class DumpedCall(NamedTuple):
-    """One call of an operator in one iteration of one rank, or the backward of one."""
+    """One call of an operator in one iteration of one rank, or the backward pass of one."""
 
     position: int
     """Position among the calls of its program, in execution order."""
     op_type: str
     op_name: str
-    """Raw name where the tree has it."""
+    """Name of the operator; the raw name if the tree has it."""
     inputs: tuple[DumpedTensor, ...] = ()
-    """By slot."""
+    """Input tensors, sorted by slot."""
     outputs: tuple[DumpedTensor, ...] = ()
     graph: int = 0
     backward: bool = False
@@ -245,12 +263,12 @@ class DumpedCall(NamedTuple):
 
     @property
     def tensors(self) -> tuple[DumpedTensor, ...]:
-        """Inputs first."""
+        """All tensors of the call, inputs first."""
         return (*self.inputs, *self.outputs)
 
     @property
     def microbatch(self) -> int | None:
-        """Number of its micro-batch; None where tensors have none."""
+        """Number of the call's micro-batch; None if its tensors have none."""
         tensors = self.inputs or self.outputs
         return tensors[0].microbatch if tensors else None
 
@@ -261,12 +279,12 @@ class DumpedProgram:
 
     rank: int
     iteration: int
-    """CONSTANTS_ITERATION for constants."""
+    """Iteration; CONSTANTS_ITERATION for constants."""
     calls: tuple[DumpedCall, ...]
 
     @property
     def place(self) -> ProgramPlace:
-        """Rank and iteration."""
+        """Rank and iteration of the program."""
         return self.rank, self.iteration
 
     @property
@@ -277,7 +295,7 @@ class DumpedProgram:
 
 @dataclass(frozen=True, slots=True)
 class CallPair:
-    """Calls of both sides that are paired; one is None for a call without a partner."""
+    """Paired calls of both sides; one of them is None if a call has no partner."""
 
     a: DumpedCall | None
     b: DumpedCall | None
@@ -285,7 +303,7 @@ class CallPair:
 
     @property
     def either(self) -> DumpedCall:
-        """The call of a, or that of b without one."""
+        """The call of side a; that of side b if side a has none."""
         call = self.a or self.b
         assert call is not None
         return call
@@ -293,7 +311,7 @@ class CallPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """Two tensors to compare; one is None for a tensor without a partner."""
+    """Two tensors to compare; one of them is None if a tensor has no partner."""
 
     a: DumpedTensor | None
     b: DumpedTensor | None
@@ -303,15 +321,17 @@ class ComparisonRow(NamedTuple):
     """One line of a report: a pair of tensors of a pair of calls."""
 
     rank: int
-    """Rank, like the iteration, of side a; `ComparisonReport.places_of_b` has those of side b."""
+    """Rank on side a, as the iteration is that of side a; `ComparisonReport.places_of_b` has those
+    of side b.
+    """
     iteration: int
-    """CONSTANTS_ITERATION for constants."""
+    """Iteration; CONSTANTS_ITERATION for constants."""
     position: int
-    """Position of the pair of calls, in execution order of its program."""
+    """Position of the pair of calls in the execution order of its program."""
     rule: PairingRule
     op_type: str
     name_a: str
-    """Name of the call of side a; empty without one."""
+    """Name of the call on side a; empty if side a has no call."""
     name_b: str
     backward: bool
     pair: TensorPair
@@ -319,12 +339,12 @@ class ComparisonRow(NamedTuple):
 
     @property
     def place(self) -> ProgramPlace:
-        """Rank and iteration."""
+        """Rank and iteration of the row."""
         return self.rank, self.iteration
 
     @property
     def name(self) -> str:
-        """Name of the call of side a, or of side b without one."""
+        """Name of the call on side a; that on side b if side a has none."""
         return self.name_a or self.name_b
 
     @property
@@ -334,13 +354,13 @@ class ComparisonRow(NamedTuple):
 
     @property
     def slot_name(self) -> str:
-        """`input.0` or `output.1`."""
+        """Side and slot, such as `input.0` or `output.1`."""
         tensor = self.pair.a or self.pair.b
         return tensor.slot_name if tensor is not None else ""
 
     @property
     def place_name(self) -> str:
-        """`input.0`, with the name of an argument that has one: `output.0 (loss)`."""
+        """Side and slot; with the name of the argument if it has one: `output.0 (loss)`."""
         named = [name_argument(each.argument) for each in (self.pair.a, self.pair.b) if each]
         name = next(filter(None, named), "")
         return f"{self.slot_name} ({name})" if name else self.slot_name
@@ -351,7 +371,9 @@ class SuspectCall:
     """A call that may be the origin."""
 
     rank: int
-    """Rank, like the iteration, of the dump that the origin is about: of side b where that is."""
+    """Rank in the dump that the origin is about, as is the iteration; for an origin on side b,
+    those of side b.
+    """
     iteration: int
     position: int
     op_type: str
@@ -359,11 +381,11 @@ class SuspectCall:
     name_b: str
     backward: bool
     reason: str
-    """One sentence about its inputs and outputs, and the amount of the difference."""
+    """One sentence about the call's inputs and outputs, and the size of the difference."""
     source: tuple[SourceLine, ...] = ()
-    """Call stack, outermost first; empty when the tree has none."""
+    """Call stack, outermost line first; empty if the tree has none."""
     row_place: ProgramPlace | None = None
-    """Rank and iteration of the call in the rows of the report, where they are others."""
+    """Rank and iteration of the call in the rows of the report, if they differ from these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +396,9 @@ class DivergenceOrigin:
     side: Literal["", "a", "b"]
     """Dump with the non-finite values; empty for `difference`."""
     certain: bool
-    """False when the origin may be any of the suspects."""
+    """Whether the origin is certain; if not, any of the suspects may be it."""
     suspects: tuple[SuspectCall, ...]
-    """The likeliest first; exactly one when the origin is certain."""
+    """Suspected calls, the likeliest first; exactly one if the origin is certain."""
     ambiguity: str = ""
     """Reason why the origin is not certain."""
 
@@ -387,49 +409,53 @@ class ComparisonSettings:
 
     tolerances: ElementTolerances = field(default_factory=ElementTolerances)
     rules: tuple[PairingRule, ...] = ("exact", "type", "sequence")
-    """In the order in which they apply, each to the calls that the rules before it left."""
+    """Rules in the order in which they apply, each to the calls that the earlier rules left
+    unpaired.
+    """
     mapping: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Names of side b by names of side a: of operators, or of their prefixes."""
+    """Names of side b by names of side a: names of operators, or of their prefixes."""
     msaccucmp: bool = False
     """Whether msaccucmp's measures are computed as well."""
     noise: tuple[str, ...] = ()
-    """Runs that should agree with side b; with some, their errors are the tolerances."""
+    """Names of runs that should agree with side b; if there are any, their errors are the
+    tolerances.
+    """
     named: tuple[NamedTolerance, ...] = ()
-    """The last one that matches a name holds for it, before any other tolerance."""
+    """Tolerances by name; the last one that matches a name applies, before any other tolerance."""
     by_rounding: bool = False
-    """Whether the error of rounding is the tolerance, where no noise run is given."""
+    """Whether the error of rounding is the tolerance if no noise runs are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonReport:
-    """Report of a comparison."""
+    """Result of a comparison."""
 
     a: str
-    """Path of side a as it was given, with rank and iteration if given."""
+    """Path of side a as it was given, with rank and iteration if these were given."""
     b: str
     settings: ComparisonSettings
     rows: tuple[ComparisonRow, ...]
-    """By iteration, then in execution order, then by rank."""
+    """Rows sorted by iteration, then in execution order, then by rank."""
     origins: tuple[DivergenceOrigin, ...] = ()
-    """In the whole job: at most one `difference`, and one `nonfinite` for each side."""
+    """Origins in the whole job: at most one `difference`, and one `nonfinite` for each side."""
     rank_origins: tuple[DivergenceOrigin, ...] = ()
     """Origins on each rank, by rank."""
     notes: tuple[str, ...] = ()
-    """Sentences about ranks and iterations of one side only, and about damage."""
+    """Sentences about ranks and iterations that only one side has, and about damage."""
     seconds: float = 0.0
     places_of_b: Mapping[ProgramPlace, ProgramPlace] = field(
         default_factory=dict[ProgramPlace, ProgramPlace]
     )
-    """Rank and iteration of side b by those of side a, where they differ."""
+    """Rank and iteration of side b for those of side a, if they differ."""
     card_findings: tuple[CardFinding, ...] = ()
-    """What differs before the first operator according to run cards, and remarks on these."""
+    """Differences before the first operator according to run cards, and remarks about run cards."""
     is_joined: bool = False
-    """Whether the ranks of each side were joined before."""
+    """Whether the ranks of each side were joined before the comparison."""
 
     @property
     def agrees(self) -> bool:
-        """Whether everything is there, has a partner and counts as the same; whatever run cards
-        say.
+        """Whether nothing is missing, every tensor has a partner, and all pairs count as equal;
+        differences between run cards are ignored.
         """
         lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
         return all(row.agrees for row in self.rows) and not self.notes and not lacking

@@ -24,11 +24,13 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.report_summary import count_verdicts
 
 REPORT_VERSION = 2
-"""Raised when a key changes its meaning, but not for new keys."""
+"""Version of the keys, raised when a key changes its meaning, but not for new keys."""
 
 
 def serialize_report(report: ComparisonReport) -> Iterator[str]:
-    """Yield the object in pieces, one row per line: a large report is never held as one text."""
+    """Yield the JSON object in pieces with one row per line, so that a large report is never one
+    text in memory.
+    """
     head = json.dumps(_make_head(report), indent=1, allow_nan=False)
     yield f'{head[:-2]},\n "rows": ['
     for at, row in enumerate(report.rows):

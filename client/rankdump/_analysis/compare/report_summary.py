@@ -1,8 +1,8 @@
 """Summary of a report: counts by verdict, operators, calls without a partner, the rows to show
 first, and one line for each kind of tensor: parameters, buffers, gradients, activations. Pure.
 
-Two runs with batches of different sizes have no activation in common, while parameters and
-gradients still show whether they compute the same.
+Two runs with different batch sizes have no activation in common, while parameters and gradients
+still show whether they compute the same.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ VERDICTS_BY_SEVERITY = (
     TensorVerdict.NORMAL,
     TensorVerdict.SAME,
 )
-"""Worst first."""
+"""Verdicts from the worst to the best."""
 _ERROR_STATISTICS = ("max", "min", "avg")
 _SEVERITY_ORDER = {verdict: at for at, verdict in enumerate(VERDICTS_BY_SEVERITY)}
 CallKey: TypeAlias = "tuple[int, int, int, str, str]"
-"""Rank, iteration, position and both names: one pair of calls of a report."""
+"""Rank, iteration, position and both names, which identify one pair of calls in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSummary:
-    """A pair of calls with a summary of its tensors."""
+    """A pair of calls, with a summary of its tensors."""
 
     worst: ComparisonRow
-    """The row with the worst verdict; among several, the one with the largest error."""
+    """The row with the worst verdict; if there are several, the one with the largest error."""
     tensors: int
     differing: int
     error: float
-    """Largest error; NaN where no error is known, or the worst row has no numeric error."""
+    """Largest error; NaN if no error is known, or if the worst row has no error as a number."""
     cosine: float
-    """Lowest cosine; NaN where no tensor has one."""
+    """Lowest cosine; NaN if no tensor has one."""
     close_share: float
-    """Lowest close share; NaN where no tensor was measured."""
+    """Lowest share of close elements; NaN if no tensor was measured."""
 
 
 def count_verdicts(rows: Iterable[ComparisonRow]) -> dict[TensorVerdict, int]:
-    """Return the number of rows of each verdict that occurs, worst first."""
+    """Return the number of rows with each verdict that occurs, the worst verdict first."""
     found = Counter(row.outcome.verdict for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS_BY_SEVERITY if found[verdict]}
 
@@ -79,7 +79,7 @@ def summarize_operators(rows: Iterable[ComparisonRow]) -> list[OperatorSummary]:
 
 
 def make_call_key(called: ComparisonRow | SuspectCall) -> CallKey:
-    """Return the key of a pair of calls, unique in a report."""
+    """Return the key of a pair of calls, which is unique in a report."""
     place = called.rank, called.iteration
     if isinstance(called, SuspectCall) and called.row_place is not None:
         place = called.row_place
@@ -96,19 +96,21 @@ def find_unmatched_calls(rows: Iterable[ComparisonRow]) -> Mapping[str, list[Com
 
 
 def get_own_place(row: ComparisonRow, report: ComparisonReport) -> ProgramPlace:
-    """Return rank and iteration of a row: of side b where only b has the call."""
+    """Return the rank and iteration of a row: those of side b if only b has the call."""
     return row.place if row.name_a else report.places_of_b.get(row.place, row.place)
 
 
 def max_absolute(row: ComparisonRow) -> float:
-    """Return the largest absolute error of a row: 0 for equal tensors, NaN where none is known."""
+    """Return the largest absolute error of a row: 0 for equal tensors, NaN if none is known."""
     if row.outcome.measures is not None:
         return row.outcome.measures.max_absolute
     return 0.0 if row.outcome.verdict is TensorVerdict.SAME else math.nan
 
 
 def get_row_error(row: ComparisonRow) -> float:
-    """Return the error of a row: of elements, else of extremes and mean; NaN if unknown."""
+    """Return the error of a row: that of elements, else that of extremes and mean; NaN if it is
+    unknown.
+    """
     known = max_absolute(row)
     if not math.isnan(known):
         return known
@@ -119,7 +121,9 @@ def get_row_error(row: ComparisonRow) -> float:
 def list_suspect_ranks(
     origin: DivergenceOrigin, suspect: SuspectCall, report: ComparisonReport
 ) -> list[int]:
-    """Return the ranks to name with a suspect: where the origin is certain, all with the same."""
+    """Return the ranks to name with a suspect: if the origin is certain, all ranks with the same
+    one.
+    """
     if not origin.certain:
         return [suspect.rank]
     same = (
@@ -131,7 +135,7 @@ def list_suspect_ranks(
 
 
 def list_other_origins(report: ComparisonReport) -> list[DivergenceOrigin]:
-    """Return the origins of ranks that differ from those of the whole job."""
+    """Return the origins on ranks that differ from the origins of the whole job."""
     known = [origin for origin in report.origins if origin.suspects]
     return [
         each
@@ -153,7 +157,7 @@ def select_excerpt(
 ) -> list[ComparisonRow]:
     """Return all rows of suspects and the rows that do not agree, in order.
 
-    Of more rows than the limit, returns a range with the earliest suspect in its first half.
+    If there are more rows than `limit`, return a range whose first half has the earliest suspect.
     """
     suspects = collect_suspect_keys(report)
     kept = [
@@ -172,7 +176,7 @@ def select_excerpt(
 
 
 def select_worst_rows(rows: Sequence[ComparisonRow], most: int) -> list[ComparisonRow]:
-    """Return at most so many rows, in order; rows that disagree are preferred."""
+    """Return at most `most` rows, in order; rows that disagree are preferred."""
     if len(rows) <= most:
         return list(rows)
     bad = [at for at, row in enumerate(rows) if not row.agrees][:most]
@@ -186,7 +190,8 @@ def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
     measured = [row.outcome.measures for row in group if row.outcome.measures is not None]
     worst = min(group, key=lambda row: (get_severity(row), -_get_error_or_zero(row)))
     error = max(_drop_nan(map(get_row_error, group)), default=math.nan)
-    # With a worst row of NaN, the error of another row would look like the whole result.
+    # If the worst row has no error as a number, the error of another row would look like the whole
+    # result.
     if not worst.agrees and math.isnan(get_row_error(worst)):
         error = math.nan
     return OperatorSummary(
@@ -224,12 +229,12 @@ def _contains_suspects(origin: DivergenceOrigin, each: DivergenceOrigin) -> bool
 
 
 TENSOR_KINDS = ("parameters", "buffers", "gradients", "activations", "activation gradients")
-"""Kinds in the order in which they are listed; `gradients` are those of parameters."""
+"""Kinds of tensors, in the order in which they are listed; `gradients` are those of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindSummary:
-    """Tensors of one kind."""
+    """Summary of the tensors of one kind."""
 
     kind: str
     """One of TENSOR_KINDS."""
@@ -237,13 +242,13 @@ class KindSummary:
 
     @property
     def first_bad(self) -> ComparisonRow | None:
-        """First pair, in the order of the report, whose values do not agree."""
+        """First pair whose values do not agree, in the order of the report."""
         bad = (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS, TensorVerdict.NAN)
         return next((row for row in self.rows if row.outcome.verdict in bad), None)
 
     @property
     def widest(self) -> ComparisonRow | None:
-        """Pair with the largest error that does not agree; None where no error is known."""
+        """Pair with the largest error among those that do not agree; None if no error is known."""
         apart = [
             row
             for row in self.rows
@@ -254,7 +259,9 @@ class KindSummary:
 
     @property
     def batch_sizes(self) -> tuple[int, int] | None:
-        """First extents of a and b, if all pairs of other shapes differ in these alone."""
+        """First extents on sides a and b, if all pairs with different shapes differ
+        only in these.
+        """
         shapes = {
             (a.shape, b.shape)
             for row in self.rows
@@ -271,7 +278,7 @@ class KindSummary:
 
 
 def find_tensor_kind(row: ComparisonRow) -> str:
-    """Return the kind of the tensors of a row, one of TENSOR_KINDS."""
+    """Return the kind of a row's tensors, which is one of TENSOR_KINDS."""
     if row.op_type != PARAMETER_OP_TYPE:
         return "activation gradients" if row.backward else "activations"
     if row.backward:
@@ -290,7 +297,7 @@ def summarize_kinds(rows: Iterable[ComparisonRow]) -> list[KindSummary]:
 
 
 def format_kinds(rows: Iterable[ComparisonRow], spelt: Callable[[str], str]) -> list[str]:
-    """Return one line for each kind: `parameters  24 pairs: 2 different, 22 same; ...`."""
+    """Return one line for each kind: `parameters 24 pairs: 2 different, 22 same; ...`."""
     found = summarize_kinds(rows)
     width = max((len(each.kind) for each in found), default=0)
     return [f"{each.kind:<{width}}  {_describe_kind(each, spelt)}" for each in found]

@@ -1,5 +1,5 @@
-"""Sentences and formatted numbers of a report, and the lines about where a difference starts, for
-the terminal and the pages. Pure.
+"""Sentences and formatted numbers of a report, and the lines that say where a difference starts,
+for the terminal and for pages. Pure.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def format_number(value: float) -> str:
 
 
 def format_cosine(cosine: float) -> str:
-    """Return a cosine: 1 only up to rounding, `>0.9999` for nearly 1."""
+    """Return a cosine as text: 1 only within rounding, `>0.9999` for values below that."""
     nearly = _NEARLY_ONE < cosine < 1 - _COSINE_ROUNDING
     return f">{_NEARLY_ONE}" if nearly else format_number(cosine)
 
 
 def format_share(share: float) -> str:
-    """Return a share as a percentage: 100 only for all, 0 only for none."""
+    """Return a share as a percentage: 100 only for all elements, 0 only for none."""
     if math.isnan(share):
         return NO_VALUE
     if _NEARLY_ONE < share < 1:
@@ -74,7 +74,8 @@ def describe_origin(origin: DivergenceOrigin) -> str:
 
 
 def format_call_name(called: ComparisonRow | SuspectCall, spelt: Callable[[str], str]) -> str:
-    """Return the name of a pair of calls; both names where they differ as they are spelt.
+    """Return the name of a pair of calls; both names, if they still differ after `spelt` was
+    applied.
 
     The second name of an API call lacks the direction, which both have in common.
     """
@@ -91,19 +92,21 @@ def format_ranks_and_moment(suspect: SuspectCall, ranks: Iterable[int]) -> str:
 
 
 def format_moment(called: ComparisonRow | SuspectCall) -> str:
-    """Return iteration and direction of a call: `iteration 3, backward` or `constants, forward`."""
+    """Return the iteration and direction of a call: `iteration 3, backward` or `constants,
+    forward`.
+    """
     direction = "backward" if called.backward else "forward"
     return f"{format_iterations([called.iteration])}, {direction}"
 
 
 def format_iterations(numbers: Iterable[int]) -> str:
-    """Return iterations in words: `iteration 1-3`, or `constants`."""
+    """Return iterations as text: `iteration 1-3`, or `constants`."""
     dated = [number for number in numbers if number != CONSTANTS_ITERATION]
     return f"iteration {ranges(dated)}" if dated else "constants"
 
 
 def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
-    """Return the innermost line of a stack, `net.py:17  x = layer(x)`; empty without one."""
+    """Return the innermost line of a stack, `net.py:17 x = layer(x)`; empty for an empty stack."""
     if not source:
         return ""
     line = source[-1]
@@ -113,13 +116,15 @@ def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
 def list_leading_origins(
     report: ComparisonReport,
 ) -> tuple[list[DivergenceOrigin], list[DivergenceOrigin]]:
-    """Return the origins of non-finite values, which lead a report, and those of a difference."""
+    """Return the origins of non-finite values, which come first in a report, and those of a
+    difference.
+    """
     nonfinite = [origin for origin in report.origins if origin.kind == "nonfinite"]
     return nonfinite, [origin for origin in report.origins if origin.kind != "nonfinite"]
 
 
 def describe_missing_origin(report: ComparisonReport) -> str:
-    """Return one sentence for a report without an origin."""
+    """Return one sentence for a report that has no origin."""
     counts = count_verdicts(report.rows)
     if not set(counts) - set(_NOT_COMPARED_REASONS):
         texts = [
@@ -135,7 +140,7 @@ def describe_missing_origin(report: ComparisonReport) -> str:
 
 
 def describe_dtype_differences(report: ComparisonReport) -> str:
-    """Return one sentence about pairs whose element types differ; empty for none."""
+    """Return one sentence about pairs whose element types differ; empty if there are none."""
     found = [
         (row, finding.removeprefix(DTYPE_FINDING_PREFIX))
         for row in report.rows
@@ -163,14 +168,14 @@ def format_verdict_counts(rows: Iterable[ComparisonRow]) -> str:
 
 
 def list_card_differences(report: ComparisonReport) -> list[str]:
-    """Return the lines about what differs before the first operator; a title if there are any."""
+    """Return lines about differences before the first operator; with a title if there are any."""
     found = [each.text for each in report.card_findings if _is_leading(each)]
     return ["before the first operator:", *(f"  {text}" for text in found)] if found else []
 
 
 def list_card_remarks(report: ComparisonReport) -> list[str]:
-    """Return the sentences about run cards that do not lead: what was not compared, and other
-    command lines, which nearly all pairs of runs have.
+    """Return the sentences about run cards that are no leading findings: what was not compared, and
+    different command lines, which nearly all pairs of runs have.
     """
     return [each.text for each in report.card_findings if not _is_leading(each)]
 
@@ -180,7 +185,7 @@ def _is_leading(finding: CardFinding) -> bool:
 
 
 def describe_settings(report: ComparisonReport) -> str:
-    """Return the settings in one sentence."""
+    """Return one sentence about the settings of the comparison."""
     settings = report.settings
     asked = settings.tolerances
     nan = ", NaN equals NaN" if asked.equal_nan else ""
@@ -198,7 +203,7 @@ def describe_settings(report: ComparisonReport) -> str:
 
 
 def format_dtype_and_shape(row: ComparisonRow) -> str:
-    """Return type and shape of a pair, both where the sides differ: `float32 (8,4)`."""
+    """Return type and shape of a pair; of both sides if they differ: `float32 (8,4)`."""
     texts = [
         f"{tensor.dtype or '?'} {_format_shape(tensor.shape)}"
         for tensor in (row.pair.a, row.pair.b)
@@ -208,7 +213,7 @@ def format_dtype_and_shape(row: ComparisonRow) -> str:
 
 
 def join_findings(row: ComparisonRow) -> str:
-    """Return the findings of a row as one text."""
+    """Return all findings of a row as one text."""
     return "; ".join(row.outcome.findings)
 
 
@@ -224,7 +229,9 @@ def _format_shape(shape: tuple[int, ...] | None) -> str:
 
 
 def format_origins(report: ComparisonReport) -> list[str]:
-    """Return the lines about origins of the whole job; those of non-finite values lead."""
+    """Return the lines about the origins in the whole job; those of non-finite values
+    come first.
+    """
     nonfinite, differences = list_leading_origins(report)
     lines = [line for each in (*nonfinite, *differences) for line in _format_origin(each, report)]
     missing = [] if differences else [describe_missing_origin(report)]
@@ -233,7 +240,7 @@ def format_origins(report: ComparisonReport) -> list[str]:
 
 
 def format_rank_origins(report: ComparisonReport) -> list[str]:
-    """Return the lines about origins on single ranks that are not those of the whole job."""
+    """Return the lines about origins on single ranks that differ from those of the whole job."""
     lines: list[str] = []
     for origin in list_other_origins(report):
         for first in origin.suspects[:1]:

@@ -1,11 +1,11 @@
-"""Blocks of two tensors as numbers, their rounding to narrow types, and the memory in which they
+"""Blocks of two tensors as numbers, their rounding to narrow types, and the memory in which blocks
 are processed. Pure.
 
-Elements keep their types until their block is processed. A complex element is two numbers, its
-parts. 64-bit integers that float64 cannot represent are subtracted as integers. Rounding to
-bfloat16 follows IEEE 754, half to even; rounding to an 8-bit float gives the nearest value of the
-type, and leaves values beyond its largest value unchanged, because rounding cannot make them
-equal. The memory is reused, which avoids page faults.
+Elements keep their types until their block is processed. A complex element counts as two numbers,
+its real and imaginary part. 64-bit integers that float64 cannot represent are subtracted as
+integers. Rounding to bfloat16 follows IEEE 754, half to even. Rounding to an 8-bit float gives the
+nearest value of the type, and leaves values beyond its largest value unchanged, because rounding
+cannot make them equal. The memory is reused, which avoids page faults.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ NARROW_HALF_UNITS = {
     "float8_e5m2fnuz": 2.0**-3,
     "float8_e8m0fnu": 2.0**-1,
 }
-"""Half a unit of the last place of each narrow type, relative; the coarsest type last."""
+"""Half a unit of the last place of each narrow type, relative to the value; the coarsest type is
+last.
+"""
 _FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *NARROW_HALF_UNITS))
 
 FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
-"""A block in the type in which it is processed."""
+"""A block of numbers in one of the types in which blocks are processed."""
 BLOCK_NUMBERS = 1 << 17
-"""Numbers processed at a time.
+"""Number of numbers that are processed together.
 
-With fewer, the calls of numpy take as long as its work; with more, the buffers exceed the cache.
+With fewer, the calls of numpy take as long as its work; with more, the buffers do not fit into the
+cache.
 """
 _ROW_NUMBERS = 1 << 9
-"""Numbers in one row product: these are added up in float32, the rows in float64.
+"""Number of numbers in one row product. A row is added up in float32, the sums of rows in float64.
 
 With more than 8192, libraries for linear algebra start threads.
 """
@@ -53,18 +56,18 @@ _ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
     np.dtype(kind): np.ones((1, _ROW_NUMBERS, 1), kind) for kind in _BLOCK_DTYPES
 }
 _idle_workspaces: list[BlockWorkspace] = []
-"""At most as many as threads ever needed at once."""
+"""Workspaces that no thread uses; at most as many as threads were ever using at the same time."""
 _MAX_EXACT_INTEGER = 1 << 53
 """Largest integer up to which float64 represents every integer."""
 _PROBE_WORDS = 64
-"""Words that are compared before all."""
+"""Number of words that are compared before all words are."""
 _FLOAT32_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float16)))
 
 
 def select_comparison_dtype(dtype_a: str, dtype_b: str) -> str:
-    """Return the type that both sides are rounded to; empty for no rounding.
+    """Return the type that both sides are rounded to; empty if neither is rounded.
 
-    This is the narrower of two different float types, if numpy lacks it.
+    If the two float types differ, this is the narrower one, provided that numpy lacks it.
     """
     names = {dtype_a, dtype_b}
     if len(names) < 2 or not names <= _FLOAT_DTYPES:
@@ -83,14 +86,14 @@ def _round_to_bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
     bits = wide.view(np.uint32)
     odd = bits >> np.uint32(16) & np.uint32(1)
     near = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
-    # Adding to the bits of a NaN could turn it into a number.
+    # Adding to the bits of a NaN could turn it into a number, so NaN is kept as it is.
     return np.where(np.isnan(wide), wide, near.view(np.float32))
 
 
 def _round_to_float8(wide: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
     values, borders = _list_float8_values(dtype)
     near = values[np.searchsorted(borders, wide)]
-    # More than half a unit beyond the last value, the type has no near value.
+    # A value more than half a unit beyond the last value of the type has no near value.
     beyond = (wide < values[0] - (borders[0] - values[0])) | (
         wide > values[-1] + (values[-1] - borders[-1])
     )
@@ -99,7 +102,9 @@ def _round_to_float8(wide: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[n
 
 @lru_cache(maxsize=8)
 def _list_float8_values(dtype: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the finite values of an 8-bit float, ascending, and the midpoints between them."""
+    """Return the finite values of an 8-bit float type, ascending, and the midpoints
+    between them.
+    """
     every = convert_to_stored(dtype, memoryview(bytes(range(256))))
     values = np.frombuffer(every, dtype=ELEMENT_TYPES[dtype].descr).astype(np.float64)
     values = np.unique(values[np.isfinite(values)])
@@ -119,7 +124,7 @@ class BlockBuffers:
 
 
 class BlockWorkspace:
-    """Buffers of one block each, aligned to cache lines."""
+    """Buffers for one block each, aligned to cache lines."""
 
     def __init__(self) -> None:
         memory = np.empty(_WORKSPACE_BLOCKS * BLOCK_NUMBERS + _LINE_BYTES // 8)
@@ -129,7 +134,7 @@ class BlockWorkspace:
         )
         self._rows = rows
         self.file_buffer_a, self.file_buffer_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
-        """Buffers for bytes of files."""
+        """Buffers for bytes that are read from files."""
         self.marks = np.empty(BLOCK_NUMBERS, dtype=np.bool_)
         self._full = {
             kind: BlockBuffers(*(row.view(kind)[:BLOCK_NUMBERS] for row in rows[:5]))
@@ -137,7 +142,7 @@ class BlockWorkspace:
         }
 
     def get_buffers(self, count: int, kind: type[np.float32 | np.float64]) -> BlockBuffers:
-        """Return buffers for so many numbers, in float32 or float64."""
+        """Return buffers for `count` numbers, in float32 or float64."""
         full = self._full[kind]
         if count == BLOCK_NUMBERS:
             return full
@@ -152,9 +157,9 @@ class BlockWorkspace:
 def compute_dot_product(left: FloatBlock, right: FloatBlock) -> float:
     """Return the scalar product of two blocks.
 
-    For float32, the error is at most 2**-15 of the sum of the absolute terms: rows of 2**9 are
-    added up in any order with an error of 2**-24 for each addition, and the rows in float64.
-    Mostly it is less than 2**-22.
+    For float32, the error is at most 2**-15 of the sum of the absolute terms: rows of 2**9 numbers
+    are added up in any order with an error of 2**-24 for each addition, and the rows in float64.
+    Usually the error is less than 2**-22.
     """
     whole = left.size - left.size % _ROW_NUMBERS
     if whole == left.size:
@@ -198,7 +203,7 @@ class TensorElements(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Stored element type."""
+        """Element type as stored."""
         ...
 
     @property
@@ -212,7 +217,7 @@ class TensorElements(Protocol):
         ...
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Return `count` elements from `at` on, in the buffer or in other memory."""
+        """Return `count` elements from position `at` on, in `buffer` or in other memory."""
         ...
 
 
@@ -224,7 +229,7 @@ class ArrayElements:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Stored element type."""
+        """Element type as stored."""
         return self.array.dtype
 
     @property
@@ -238,7 +243,7 @@ class ArrayElements:
         return self.array.size
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Return a view of `count` elements from `at` on."""
+        """Return a view of `count` elements from position `at` on."""
         return self.array.reshape(-1)[at : at + count]
 
 
@@ -249,22 +254,22 @@ class OperandPair:
     a: TensorElements
     b: TensorElements
     rounded_dtype_a: str = ""
-    """Type that elements of side a are rounded to; empty for no rounding."""
+    """Type that elements of side a are rounded to; empty if they are not rounded."""
     rounded_dtype_b: str = ""
 
     @property
     def width(self) -> int:
-        """Numbers per element: 2 where either side is complex."""
+        """Numbers per element: 2 if either side is complex, else 1."""
         return 2 if "c" in (self.a.dtype.kind, self.b.dtype.kind) else 1
 
     @property
     def compares_bytes(self) -> bool:
-        """Whether equal bytes mean equal elements."""
+        """Whether equal bytes always mean equal elements, so that bytes may be compared."""
         return self.a.dtype == self.b.dtype and not (self.rounded_dtype_a or self.rounded_dtype_b)
 
     @property
     def fits_float32(self) -> bool:
-        """Whether float32 represents every element."""
+        """Whether float32 can represent every element."""
         return {self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")} <= _FLOAT32_DTYPES
 
     @property
@@ -277,7 +282,9 @@ class OperandPair:
         return all(kind in "iu" for kind in kinds) and 8 in sizes
 
     def convert(self, part: npt.NDArray[Any], rounded: str, buffer: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part, rounded to a type: the part itself, or the buffer."""
+        """Return the numbers of a part, rounded to `rounded`; the result is the part itself, or in
+        `buffer`.
+        """
         if part.dtype == np.float16 and buffer.dtype == np.float32 and not rounded:
             return np.take(_list_float16_values(), part.view(np.uint16), out=buffer, mode="wrap")
         if part.dtype == buffer.dtype and part.size == buffer.size and not rounded:
@@ -294,7 +301,7 @@ class OperandPair:
         y: FloatBlock,
         out: FloatBlock,
     ) -> None:
-        """Store `x - y` in a buffer, where `x` and `y` are the numbers of two parts."""
+        """Store `x - y` in `out`, where `x` and `y` are the numbers of the parts `a` and `b`."""
         np.subtract(x, y, out=out)
         if self.needs_integers and not (_fits_float64(a) and _fits_float64(b)):
             np.copyto(out, _exact_distance(a, b, out))
@@ -302,15 +309,17 @@ class OperandPair:
 
 @lru_cache(maxsize=1)
 def _list_float16_values() -> npt.NDArray[np.float32]:
-    """Return every float16 value by its bits: a lookup is twice as fast as a conversion."""
+    """Return all float16 values, indexed by their bits, because a lookup is twice as fast as a
+    conversion.
+    """
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def has_same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Return whether two parts of one type have the same bytes."""
+    """Return whether two parts with the same element type have the same bytes."""
     words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     a, b = a.view(words), b.view(words)
-    # Blocks that differ mostly differ at the start.
+    # Blocks that are not equal mostly differ at their start.
     return bool((a[:_PROBE_WORDS] == b[:_PROBE_WORDS]).all() and (a == b).all())
 
 
@@ -323,14 +332,16 @@ def _fits_float64(values: npt.NDArray[Any]) -> bool:
 def _exact_distance(
     a: npt.NDArray[Any], b: npt.NDArray[Any], rough: FloatBlock
 ) -> npt.NDArray[np.float64]:
-    """Return distances that are 0 only between equal integers; uint64 holds every distance."""
+    """Return distances that are 0 only for equal integers; uint64 can represent every distance."""
     if "u" not in (a.dtype.kind, b.dtype.kind) or a.dtype.kind == b.dtype.kind:
         kind = np.result_type(a, b)
         a, b = a.astype(kind, copy=False), b.astype(kind, copy=False)
-        # Two's complement: the unsigned difference is correct even where the signed one overflows.
+        # In two's complement, the unsigned difference is correct even where the signed one
+        # overflows.
         distance = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
         return distance.astype(np.float64)
-    # Signed and unsigned: a negative number differs from any unsigned one by at least 1.
+    # One side is signed and one unsigned: a negative number differs from any unsigned number by at
+    # least 1.
     left, right = a.astype(np.uint64), b.astype(np.uint64)
     below = (a < 0) | (b < 0)
     distance = np.maximum(left, right) - np.minimum(left, right)

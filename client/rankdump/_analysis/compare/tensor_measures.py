@@ -1,13 +1,13 @@
 """Measures of the difference of two tensors, computed in few passes over blocks. Pure.
 
-A block of either side stays in the cache until it is finished, so memory beyond the two tensors is
-a few blocks, for any size and type. Blocks are in float64, or in float32 when that is the element
-type: half the work. A difference is then exact up to its last rounding, sums are as exact as
-`compute_dot_product` states, and a block with numbers that are too large, too small or not finite
-is rejected in float32 and processed again in float64.
+A block of either side stays in the cache until it is finished, so only a few blocks of memory are
+needed beyond the two tensors, for any size and type. Blocks are in float64, or in float32 if that
+is the element type, which is half the work. A difference in float32 is then exact up to its last
+rounding, and sums are as exact as `compute_dot_product` states. A block with numbers that are too
+large, too small or not finite is rejected in float32 and processed again in float64.
 
 Closeness is decided as in float64. In float32, both sides of `d <= atol + rtol * size` have a few
-rounding errors of 2**-24, so they are compared twice, with a bound that is certainly too low and
+rounding errors of 2**-24. So they are compared twice, with a bound that is certainly too low and
 with one that is certainly too high; where the results differ, the numbers are compared in float64.
 """
 
@@ -38,25 +38,33 @@ from rankdump._analysis.compare.tensor_blocks import (
 )
 
 _LOWER_BOUND_FACTOR = 1 - 2.0**-21
-"""Lower bound relative to the exact one: exceeds the rounding of five float32 operations."""
+"""Factor from the exact bound to the lower bound; it exceeds the rounding of five float32
+operations.
+"""
 _UPPER_BOUND_FACTOR = 1 + 2.0**-20
-"""Upper bound relative to the lower one: as far above the exact bound."""
+"""Factor from the lower bound to the upper one, which is as far above the exact bound as the lower
+one is below.
+"""
 _MIN_FLOAT32_TOLERANCE = 2.0**-100
-"""Least tolerance in float32: numbers that underflow are negligible against it."""
+"""Smallest tolerance for which float32 is used: numbers that underflow are negligible compared with
+it.
+"""
 
 _MAX_SQUARES_RATIO = 16.0
-"""Largest ratio of two sums of squares for the short formula."""
+"""Largest ratio of two sums of squares for which the scalar product is computed from them."""
 _MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
-"""Least mean square in float32: terms that underflow have an error of at most 2**-149."""
+"""Smallest mean square for which float32 is used: terms that underflow have an error of at most
+2**-149.
+"""
 _MIN_FACTOR_NUMBERS = 8
-"""A few numbers may be a multiple of others by chance."""
+"""Smallest number of numbers that may count as a multiple, because a few may be one by chance."""
 _MAX_FACTOR_REST = 1e-6
-"""Largest share of the squares of a multiple that is none: 0.001 of its norm."""
+"""Largest share of the squares that may remain besides a multiple; it is 0.001 of the norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosenessTest:
-    """Test for closeness with the rule of numpy's isclose."""
+    """Test for closeness by the rule of numpy's isclose."""
 
     rtol: float
     atol: float
@@ -77,7 +85,7 @@ class ClosenessTest:
         bound: FloatBlock,
         marks: npt.NDArray[np.bool_],
     ) -> int:
-        """Mark the numbers that are not close, and return their count.
+        """Mark the numbers that are not close, and return how many there are.
 
         `d` is `abs(x - y)`, `size` is `abs(y)`; the buffer `bound` is overwritten.
         """
@@ -104,13 +112,13 @@ class ClosenessTest:
 
 @dataclass(slots=True)
 class DifferenceSums:
-    """Sums in float64 over the numbers that are finite on both sides, and counts of the others.
+    """Sums in float64 over the numbers that are finite on both sides, and counts of all others.
 
-    x is a number of side a, y the number of side b, the reference, at the same place.
+    x is a number of side a, y the number at the same place of side b, which is the reference.
     """
 
     finite_count: int = 0
-    """Numbers that take part in the sums."""
+    """Number of numbers that the sums include."""
     absolute: float = 0.0
     """Sum of |x - y|."""
     max_absolute: float = 0.0
@@ -124,13 +132,13 @@ class DifferenceSums:
     """Sum of |x - y| / |y| where y is not 0."""
     max_relative: float = 0.0
     nonzero_references: int = 0
-    """Numbers y that are not 0."""
+    """Number of y that are not 0."""
     unequal: int = 0
-    """Finite numbers that are not close."""
+    """Number of finite numbers that are not close."""
     unequal_absolute: float = 0.0
     max_unequal: float = 0.0
     has_negative: bool = False
-    """Whether any x or y is below 0; then the next three sums are not used."""
+    """Whether any x or y is below 0; in that case the next three sums are not used."""
     total_a: float = 0.0
     total_b: float = 0.0
     entropy: float = 0.0
@@ -138,10 +146,10 @@ class DifferenceSums:
     nonfinite_a: int = 0
     nonfinite_b: int = 0
     nonfinite_apart: int = 0
-    """Places where the sides differ and one is not finite."""
+    """Number of places where the sides differ and at least one of them is not finite."""
     nan_both: int = 0
     first_nonfinite_apart: int | None = None
-    """The first place counted in `nonfinite_apart`."""
+    """First of the places that `nonfinite_apart` counts."""
 
     def compute_measures(self, count: int, *, equal_nan: bool) -> DifferenceMeasures:
         """Return the measures of `count` numbers."""
@@ -165,7 +173,7 @@ class DifferenceSums:
         )
 
     def find_factor(self) -> float:
-        """Return the number of which side a is that multiple of side b, NaN where it is none."""
+        """Return the factor if side a is a multiple of side b; NaN if it is not."""
         has_squares = all(0 < each < math.inf for each in (self.squares_a, self.squares_b))
         if self.finite_count < _MIN_FACTOR_NUMBERS or not has_squares:
             return math.nan
@@ -190,7 +198,8 @@ class DifferenceSums:
         if self.has_negative or not all(0 < total < math.inf for total in totals):
             return math.nan
         found = self.entropy / self.total_a - (math.log(self.total_a) - math.log(self.total_b))
-        # A divergence is never negative; rounding of equal distributions can make it so.
+        # A divergence is never negative, but rounding may make that of equal distributions
+        # negative.
         return 0.0 if found < 0 else found
 
 
@@ -199,18 +208,20 @@ def _divide_or_nan(total: float, count: float) -> float:
 
 
 class BlockAccumulator:
-    """Adds block after block of one pair to its sums."""
+    """Adds the blocks of one pair to its sums."""
 
     def __init__(self, workspace: BlockWorkspace, *, rtol: float, atol: float) -> None:
         self.sums = DifferenceSums()
         self._workspace, self.closeness = workspace, ClosenessTest(rtol, atol)
         self._zeros = False
-        """Whether the last block had zeros on side b; then the next probably has some, too."""
+        """Whether side b had zeros in the last block, because then it probably has zeros in the
+        next one, too.
+        """
 
     def add_same(self, at: int, x: FloatBlock) -> bool:
-        """Add numbers that are equal on both sides; the first is number `at` of the pair.
+        """Add numbers that are equal on both sides; the first one is number `at` of the pair.
 
-        Returns False, and adds nothing, when float32 is too narrow for them.
+        Return False and add nothing if float32 is too narrow for them.
         """
         squares = compute_dot_product(x, x)
         if _exceeds_float32(x, squares):
@@ -231,7 +242,7 @@ class BlockAccumulator:
     def add(self, at: int, x: FloatBlock, y: FloatBlock, buffers: BlockBuffers) -> bool:
         """Add numbers and their differences, `buffers.d`; the buffers are overwritten.
 
-        Returns False, and adds nothing, when float32 is too narrow for them.
+        Return False and add nothing if float32 is too narrow for them.
         """
         d = buffers.d
         squares = compute_dot_product(d, d), compute_dot_product(x, x), compute_dot_product(y, y)
@@ -249,7 +260,7 @@ class BlockAccumulator:
         sums = self.sums
         sums.finite_count += x.size
         self._add_products(x, y, *squares)
-        # Once it is infinite, it stays so.
+        # An entropy that is infinite stays infinite.
         if self._add_totals(x, y) and sums.entropy < math.inf:
             self._add_entropy(x, y)
         np.abs(d, out=d)
@@ -267,20 +278,24 @@ class BlockAccumulator:
         sums.squares_a += own
         sums.squares_b += other
         if other / _MAX_SQUARES_RATIO < own < other * _MAX_SQUARES_RATIO:
-            # It follows from the other sums, without cancellation where these are of similar size.
+            # The product follows from the other sums, without cancellation if these are of similar
+            # size.
             sums.products += (own + other - squares) / 2
         else:
             sums.products += compute_dot_product(x, y)
 
     def _add_totals(self, x: FloatBlock, y: FloatBlock) -> bool:
-        """Add up both sides until one has a negative number; return whether they were added."""
+        """Add both sides to their totals until one has a negative number; return whether they were
+        added.
+        """
         sums = self.sums
         if sums.has_negative or not x.size:
             return False
         if min(np.minimum.reduce(x), np.minimum.reduce(y)) < 0:
             sums.has_negative = True
             return False
-        # In float64: for nearly equal distributions, most of the divergence is cancelled.
+        # Added in float64, because for nearly equal distributions most of the divergence cancels
+        # out.
         sums.total_a += float(np.add.reduce(x, dtype=np.float64))
         sums.total_b += float(np.add.reduce(y, dtype=np.float64))
         return True
@@ -299,7 +314,7 @@ class BlockAccumulator:
             np.divide(t, u, out=t)
         entropy = compute_dot_product(wide_x, np.log(t, out=t))
         if not math.isfinite(entropy):
-            # Either y is 0 where x is not, or the ratio of two numbers overflowed.
+            # Either y is 0 where x is not, or the ratio of two numbers has overflowed.
             kept = wide_x > 0
             ratios = np.log(wide_x[kept]) - np.log(wide_y[kept])
             entropy = compute_dot_product(wide_x[kept], ratios)
@@ -308,7 +323,7 @@ class BlockAccumulator:
     def _add_unequal(
         self, x: FloatBlock, y: FloatBlock, d: FloatBlock, size: FloatBlock, free: FloatBlock
     ) -> None:
-        """Add the absolute differences of all numbers and of those that are not close."""
+        """Add the absolute differences of all numbers, and of the numbers that are not close."""
         sums = self.sums
         first = int(d.argmax())
         sums.absolute += compute_block_sum(d)
@@ -318,7 +333,8 @@ class BlockAccumulator:
         unequal = self.closeness.mark_unequal(x, y, d, size, free, marks)
         if not unequal:
             return
-        # A product costs the same for any marks, unlike selecting the marked elements.
+        # Multiplying by the marks costs the same for any marks, unlike selecting the marked
+        # elements.
         np.copyto(free, marks)
         if not marks[first]:
             largest = float(np.multiply(d, free).max())
@@ -327,7 +343,9 @@ class BlockAccumulator:
         sums.max_unequal = max(sums.max_unequal, largest)
 
     def _add_relative(self, d: FloatBlock, size: FloatBlock, free: FloatBlock) -> None:
-        """Add relative differences where the reference is not 0; the buffers are overwritten."""
+        """Add the relative differences where the reference is not 0; the buffers are
+        overwritten.
+        """
         referred, relative = d.size, math.inf
         if not self._zeros:
             np.divide(d, size, out=free)
@@ -354,11 +372,14 @@ class BlockAccumulator:
     def _finite(
         self, at: int, x: FloatBlock, y: FloatBlock, d: FloatBlock
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Count the numbers that are not finite, and return those finite on both sides."""
+        """Count the numbers that are not finite, and return the numbers that are finite on both
+        sides.
+        """
         finite_x, finite_y = np.isfinite(x), np.isfinite(y)
         both = finite_x & finite_y
         if both.all():
-            # The numbers are finite but their squares overflow float64; the sums become infinite.
+            # The numbers are finite but their squares overflow float64, so the sums become
+            # infinite.
             return x, y, d
         nans = np.isnan(x) & np.isnan(y)
         apart = ~(both | nans | (x == y))
@@ -381,19 +402,21 @@ def _exceeds_float32(numbers: FloatBlock, *sums: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementResult:
-    """Result of measuring two tensors."""
+    """Result of measuring the difference of two tensors."""
 
     measures: DifferenceMeasures
     same_bytes: bool
-    """Whether element types and bytes are equal."""
+    """Whether both element types and bytes are equal."""
     nan_both: int
-    """Places where both sides are NaN."""
+    """Number of places where both sides are NaN."""
     first_nonfinite_apart: int | None
-    """First element, in C order, where the sides differ and one is not finite."""
+    """First element, in C order, at which the sides differ and at least one of them is
+    not finite.
+    """
     rounded_dtype: str
-    """Type that the wider side was rounded to; empty for no rounding."""
+    """Type that the wider side was rounded to; empty if it was not rounded."""
     factor: float = math.nan
-    """The number of which side a is that multiple of side b; NaN where it is none."""
+    """Factor if side a is a multiple of side b; NaN if it is not."""
 
 
 def measure_difference(
@@ -404,17 +427,18 @@ def measure_difference(
     dtype_a: str = "",
     dtype_b: str = "",
 ) -> MeasurementResult:
-    """Return the measures of two tensors of the same size; b is the reference.
+    """Return the measures of two tensors with the same size; b is the reference.
 
-    `dtype_a` and `dtype_b` are the types in the framework, where files have wider ones. A complex
-    element counts as two numbers, its parts.
+    `dtype_a` and `dtype_b` are the types in the framework, since files may have wider ones. A
+    complex element counts as two numbers, its real and imaginary part.
     """
     dtype_a, dtype_b = dtype_a or str(a.dtype), dtype_b or str(b.dtype)
     rounded = select_comparison_dtype(dtype_a, dtype_b)
-    # The side that has the type already is not rounded.
+    # A side that has the narrow type already is not rounded.
     to_a, to_b = ("" if dtype == rounded else rounded for dtype in (dtype_a, dtype_b))
     left, right = (
-        # Flat: others than contiguous ones are copied once, and not for each block.
+        # Arrays are flattened here, so that one that is not contiguous is copied once and not for
+        # each block.
         ArrayElements(each.reshape(-1)) if isinstance(each, np.ndarray) else each
         for each in (a, b)
     )
@@ -436,7 +460,7 @@ def measure_difference(
 
 
 def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWorkspace) -> bool:
-    """Add all blocks to the sums; return whether each had the same bytes on both sides."""
+    """Add all blocks to the sums; return whether every block had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK_NUMBERS // pair.width
     narrow = pair.fits_float32 and kernel.closeness.fits_float32
     kinds = (np.float32, np.float64) if narrow else (np.float64,)

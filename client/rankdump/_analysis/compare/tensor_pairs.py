@@ -1,5 +1,5 @@
-"""Pairs of programs of the same rank and iteration, and the pairs of tensors in their paired calls.
-Pure.
+"""Pairs of programs with the same rank and iteration, and the pairs of tensors in their paired
+calls. Pure.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _MAX_LISTED_NUMBERS = 8
 
 
 def pair_call_tensors(paired: CallPair) -> list[TensorPair]:
-    """Return the tensors of a pair of calls in pairs: inputs first, by slot of side a.
+    """Return the tensors of a pair of calls in pairs: inputs first, each side in the order of slots
+    of a.
 
-    Tensors of the same keyword are paired first, then those of the same argument, then those of
-    the same slot where an argument is unknown or the shapes agree, then those of the same shape in
-    order, then the last one of each side. Tensors of b without a partner come last.
+    Tensors with the same keyword are paired first, then those with the same argument, then those
+    with the same slot if an argument is unknown or the shapes agree, then those with the same shape
+    in order, then the last tensor of each side. Tensors of b without a partner come last.
     """
     a, b = paired.a, paired.b
     return [
@@ -62,7 +63,9 @@ def _pair_by_key(
     partner: dict[int, DumpedTensor],
     key: Callable[[DumpedTensor, bool], Hashable],
 ) -> None:
-    """Pair each tensor of a with the first remaining one of b of the same key, unless None."""
+    """Pair each tensor of a with the first remaining tensor of b that has the same key, unless the
+    key is None.
+    """
     known = all(tensor.argument for tensor in (*a, *left))
     for tensor in a:
         own = key(tensor, known)
@@ -80,12 +83,12 @@ def _get_keyword_key(tensor: DumpedTensor, known: bool) -> Hashable:
 
 
 def _get_argument_key(tensor: DumpedTensor, known: bool) -> Hashable:
-    # A suffix after a colon marks numbers and recomputed tensors.
+    # The text after a colon only tells numbers, or marks recomputed tensors.
     return tensor.argument.partition(":")[0] or None if known else None
 
 
 def _get_slot_key(tensor: DumpedTensor, known: bool) -> Hashable:
-    # Different filters shift slots, so the shape has to agree as well.
+    # Different filters shift slots, so the shapes have to agree as well.
     return (tensor.slot, normalize_shape(tensor.shape)) if known else tensor.slot
 
 
@@ -94,12 +97,12 @@ def _get_shape_key(tensor: DumpedTensor, known: bool) -> Hashable:
 
 
 class _NumberedSide(NamedTuple):
-    """Ranks of one of the two dumps, or iterations of a rank."""
+    """Ranks of one of the two dumps, or iterations of one rank."""
 
     name: str
     numbers: list[int]
     gone: set[int]
-    """Ranks or iterations that were retired."""
+    """Ranks or iterations that retention has removed."""
 
 
 def pair_programs(
@@ -110,10 +113,12 @@ def pair_programs(
     gone_a: Iterable[ProgramPlace] = (),
     gone_b: Iterable[ProgramPlace] = (),
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
-    """Return the programs in pairs by rank and iteration; adds a note for those of one side only.
+    """Return the programs in pairs by rank and iteration; add a note for programs that only one
+    side has.
 
-    If each side has a single rank, these two are paired even if their numbers differ, and likewise
-    if a rank has a single iteration on each side; unless one side has retired the other's.
+    If each side has only one rank, these two are paired even if their numbers differ; the same
+    applies to a rank with only one iteration on each side. Neither applies if one side has retired
+    what the other side has.
     """
     ranks_a, ranks_b = _group_by_rank(a), _group_by_rank(b)
     lost_a, lost_b = _group_retired_by_rank(gone_a), _group_retired_by_rank(gone_b)
@@ -139,10 +144,11 @@ def pair_programs(
 def pair_program_tensors(
     programs: Sequence[tuple[DumpedProgram, DumpedProgram]], settings: ComparisonSettings
 ) -> list[ComparisonRow]:
-    """Return the rows of the tensors of pairs of programs, in execution order, not yet compared.
+    """Return the rows for the tensors of paired programs, in execution order; they are not compared
+    yet.
 
-    A layer mark that only one side has is left out: it computes nothing, and a dump with files has
-    it only for the first call of the layer.
+    A layer mark that only one side has is left out, because it computes nothing, and a dump with
+    files has it only for the first call of the layer.
     """
     return [
         row
@@ -156,7 +162,7 @@ def pair_program_tensors(
 def make_call_rows(
     program: DumpedProgram, position: int, paired: CallPair
 ) -> Iterator[ComparisonRow]:
-    """Yield the rows of the tensors of a pair of calls, not yet compared."""
+    """Yield the rows for the tensors of a pair of calls; they are not compared yet."""
     a, b, either = paired.a, paired.b, paired.either
     names = a.op_name if a else "", b.op_name if b else ""
     facts = position, paired.rule, either.op_type, *names, either.backward
@@ -172,7 +178,7 @@ def _group_by_rank(programs: Sequence[DumpedProgram]) -> dict[int, dict[int, Dum
 
 
 def _group_retired_by_rank(gone: Iterable[ProgramPlace]) -> dict[int, set[int]]:
-    """Return iterations that were retired, by rank."""
+    """Return the retired iterations of each rank."""
     found: dict[int, set[int]] = {}
     for rank, iteration in gone:
         found.setdefault(rank, set()).add(iteration)
@@ -182,7 +188,7 @@ def _group_retired_by_rank(gone: Iterable[ProgramPlace]) -> dict[int, set[int]]:
 def _pair_numbers(
     a: _NumberedSide, b: _NumberedSide, noun: str, where: str, notes: list[str]
 ) -> list[tuple[int, int]]:
-    """Return the numbers in pairs; adds a note for those of one side only."""
+    """Return numbers of both sides in pairs; add a note for numbers that only one side has."""
     met = sorted(set(a.numbers) & set(b.numbers))
     lost = a.gone.intersection(b.numbers) | b.gone.intersection(a.numbers)
     if len(a.numbers) == len(b.numbers) == 1 and (met or not lost):
@@ -198,7 +204,7 @@ def _pair_numbers(
 
 
 def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
-    """Return numbers in words: `iterations 1, 2`."""
+    """Return numbers as text: `iterations 1, 2`."""
     every = sorted(numbers)
     shown = ", ".join(map(str, every[:_MAX_LISTED_NUMBERS]))
     more = ", ..." if len(every) > _MAX_LISTED_NUMBERS else ""

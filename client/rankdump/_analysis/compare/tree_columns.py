@@ -1,8 +1,8 @@
-"""Tensors of a tree without their elements, as columns for a comparison: from its table where it
-has one that is up to date, else from its manifests. Needs pyarrow.
+"""Tensors of a tree without their elements, as columns for a comparison. They are read from the
+tree's table of statistics if it is up to date, else from its manifests. Needs pyarrow.
 
-Texts and shapes are numbers of a list; sketches, most of the bytes, are read when they are asked
-for.
+Texts and shapes are stored as numbers of entries in a list. Sketches, which are most of the bytes,
+are read when they are needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIDES = {TensorSide.INPUT.value: 0, TensorSide.OUTPUT.value: 1}
 
 @dataclass(frozen=True, slots=True)
 class CodedColumn:
-    """A column whose values repeat."""
+    """A column with repeated values, stored as codes."""
 
     values: list[Any]
     codes: _Numbers
@@ -46,34 +46,34 @@ class CodedColumn:
 
 @dataclass(slots=True)
 class TreeColumns:
-    """Tensors of a tree, by iteration, rank and execution order."""
+    """Tensors of a tree, sorted by iteration, rank and execution order."""
 
     places: list[ColumnPlace]
     coded: dict[str, CodedColumn]
-    """`name`, `op_type`, `argument`, `dtype`, `layout`, and `shape` as tuples."""
+    """Columns by name: `name`, `op_type`, `argument`, `dtype`, `layout`, and `shape` as tuples."""
     sides: _Numbers
     """0 for an input, 1 for an output."""
     slots: _Numbers
     digests: CodedColumn
-    """xxh3-128; the first value is the empty text."""
+    """xxh3-128 digests; the first value is the empty text."""
     fingerprints: npt.NDArray[np.uint64]
     has_fingerprint: npt.NDArray[np.bool_]
     statistics: dict[str, npt.NDArray[np.float64]]
-    """By the names of `statistic_category`, those that a tensor has."""
+    """Statistics by the names of `statistic_category`, for all statistics that any tensor has."""
     is_known: dict[str, npt.NDArray[np.bool_]]
-    """Which of the statistics were recorded."""
+    """For each statistic, which tensors have it."""
     microbatches: int
-    """0 where tensors have none."""
+    """Number of micro-batches; 0 if tensors have no micro-batch numbers."""
     _order: _Numbers
-    """Rows of the files."""
+    """For each row, its position in the files."""
     _parts: list[tuple[int, Callable[[], _Sketches]]]
-    """Number of rows of each part, and how the sketches of those with one are read."""
+    """For each part, its number of rows and a function that reads its sketches."""
 
     def __len__(self) -> int:
         return len(self.sides)
 
     def load_sketches(self, rows: _Numbers) -> _Sketches:
-        """Return the sketches of rows that have one; a part is in memory at a time."""
+        """Return the sketches of rows that have one; only one part at a time is in memory."""
         wanted = self._order[rows]
         has_print = np.zeros(len(self), np.bool_)
         has_print[self._order] = self.has_fingerprint
@@ -89,8 +89,8 @@ class TreeColumns:
 
 
 def read_comparable_columns(a: Dump, b: Dump) -> tuple[TreeColumns, TreeColumns] | None:
-    """Return the tensors of two whole dumps that are compared rank with rank; None for others, and
-    where not all tensors without files are in manifests.
+    """Return the tensors of two whole dumps, if they can be compared rank by rank and manifests
+    have all tensors without files; else None.
     """
     dumps = (a,) if a is b else (a, b)
     if any(not _is_plain(dump) for dump in dumps):
@@ -114,8 +114,8 @@ def _is_plain(dump: Dump) -> bool:
 
 
 def _have_same_layout(a: TreeColumns, b: TreeColumns) -> bool:
-    """Return whether both have equally many micro-batches, and in their first iterations the same
-    layouts at the places that both have; False for first elements of tensors.
+    """Return whether both have the same number of micro-batches, and in their first iterations the
+    same layouts at the places that both have. False if there are first elements of tensors.
     """
     texts = [*a.coded["layout"].values, *b.coded["layout"].values]
     if a.microbatches != b.microbatches or any(text.startswith("only the") for text in texts):
@@ -145,8 +145,8 @@ def _list_layouts(columns: TreeColumns) -> dict[tuple[object, ...], str]:
 
 
 def read_tree_columns(root: Path) -> TreeColumns | None:
-    """Return the tensors of a tree; None where its manifests do not say all that is needed:
-    constants, several manifests of one place, damaged files.
+    """Return the tensors of a tree. None if the manifests do not suffice: constants, several
+    manifests for the same rank and iteration, or damaged files.
     """
     manifests = [
         path for name in list_rank_folders(root) for path, *_ in list_manifest_files(root, name, [])
@@ -156,7 +156,7 @@ def read_tree_columns(root: Path) -> TreeColumns | None:
     paths = [each.tensors for each in indexed] if is_indexed else []
     try:
         parts = list(_read_table(paths)) if paths else list(_read_manifests(root, manifests))
-    except CorruptedError:  # whoever walks the tree tells it
+    except CorruptedError:  # the code that reads the tree reports it
         return None
     return _assemble([table for table, _ in parts], [load for _, load in parts])
 
@@ -231,7 +231,7 @@ def _assemble(
 
 
 def _is_repeated(keys: Sequence[_Numbers]) -> bool:
-    """Return whether two rows have one place and position."""
+    """Return whether two rows have the same place and position."""
     return bool(np.logical_and.reduce([each[1:] == each[:-1] for each in keys]).any())
 
 
@@ -253,7 +253,7 @@ def _read_statistics(
 
 
 def _encode(column: Any) -> CodedColumn:
-    """Return a column of texts; the empty text comes first, and stands for NULL."""
+    """Return a column of texts with codes; the empty text comes first, and also stands for NULL."""
     whole: Any = column.cast(pa.string()).fill_null("").combine_chunks()
     texts: Any = whole.dictionary_encode()
     found: list[str] = texts.dictionary.to_pylist()
@@ -279,7 +279,8 @@ def _encode_shapes(column: Any) -> CodedColumn:
     for at in range(widest):
         has = lengths > at
         padded[has, at] = flat[starts[has] + at]
-    # As bytes of one width, rows are numbered by a hash, which is faster than sorting them.
+    # Rows are compared as bytes of a fixed width and numbered by their hash, which is faster than
+    # sorting them.
     row_type: Any = pa.binary(padded.itemsize * (widest + 1))
     kind: Any = pa.FixedSizeBinaryArray
     rows: Any = kind.from_buffers(row_type, len(padded), [None, pa.py_buffer(padded)])
