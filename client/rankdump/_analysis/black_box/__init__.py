@@ -1,1 +1,3 @@
-"""Reader of frozen trees: the records of a freeze, and the first report about a fault."""
+"""Reader of frozen trees: the records of a freeze, and the first report about a fault that is made
+from them.
+"""

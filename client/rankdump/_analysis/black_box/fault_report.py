@@ -1,10 +1,10 @@
-"""First report about a fault, from the records of a freeze: what happened, the first value that was
-not finite over all ranks, the steps before, and the ranks that are missing; and its sentences for
+"""First report about a fault, from the records of a freeze: what happened, the first value on any
+rank that was not finite, the steps before, and the ranks that are missing; and its sentences for
 the terminal and for pages. Pure.
 
-Clocks of ranks on several hosts differ, and a frozen tree has no merged order: within an iteration
-the first value is that with the earliest time, and no gradient where an output is not finite
-either: no output comes from a gradient of its own iteration.
+Clocks of ranks on several hosts differ, and a frozen tree has no merged order. So the first bad
+value of an iteration is the one with the earliest time. If an output is not finite, gradients are
+left out, because no output is computed from a gradient of its own iteration.
 """
 
 from __future__ import annotations
@@ -32,54 +32,56 @@ from rankdump._core.status import SessionState
 from rankdump._core.units import format_count
 
 MAX_STEPS = 12
-"""Steps in a report."""
+"""Largest number of steps in a report."""
 MAX_NOTES = 32
-"""Notes of watch rules in a report, the latest ones."""
+"""Largest number of watch-rule notes in a report; the latest ones are kept."""
 MAX_AFTER = 2
-"""Steps of these after the one in which the fault was."""
+"""Largest number of these steps that are after the step with the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBadValue:
-    """The earliest tensor with NaN or infinities."""
+    """The earliest tensor that has NaN or infinities."""
 
     rank: int
     iteration: int
     tensor: NonfiniteTensor
     source: str = ""
-    """`file:line` of the script, where a rank reported it; else empty."""
+    """`file:line` of the script, if a rank has reported it; else empty."""
     full_tensors: int = 0
-    """Tensors of that step of the rank that are in the tree in full."""
+    """Number of full tensors in the tree that belong to the same step of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """One iteration over all ranks."""
+    """Summary of one iteration over all ranks."""
 
     iteration: int
     ranks: int
     unfinished: int
-    """Ranks that had not ended it."""
+    """Number of ranks that had not ended the iteration."""
     loss: str
-    """Of the lowest rank that has one; empty without any."""
+    """Loss of the lowest rank that has one; empty if none has."""
     gradient_norm: str
-    """Largest of the ranks' own norms; NaN when one is; empty without any."""
+    """Largest gradient norm of the ranks; NaN if the norm of any rank is NaN; empty
+    without norms.
+    """
     largest: str
-    """Largest magnitude of a finite element; empty without any."""
+    """Largest magnitude of a finite element; empty without finite elements."""
     nonfinite: int
-    """Tensors with NaN or infinities."""
+    """Number of tensors with NaN or infinities."""
     skipped: int
-    """Tensors that were not measured, because of the budget."""
+    """Number of tensors that were not measured, because of the overhead budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepNote:
-    """What a watch rule noted."""
+    """Note of a watch rule."""
 
     iteration: int
     rank: int
     text: str
-    """A sentence."""
+    """The note as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """The report of one frozen tree."""
+    """First report about the fault in one frozen tree."""
 
     root: str
     job_id: str
@@ -111,17 +113,21 @@ class FaultReport:
     absent: tuple[AbsentRanks, ...]
     ends: tuple[RankEnd, ...]
     dropped_steps: int
-    """Steps that agents had dropped before because their memory was short."""
+    """Number of steps that agents had dropped before the freeze because they were short
+    of memory.
+    """
     standing_calls: tuple[StandingCall, ...] = ()
-    """Collectives in which ranks may wait, the one that the others wait for first."""
+    """Collectives in which ranks may be waiting; the one that the others wait for is first."""
     notes: tuple[StepNote, ...] = ()
-    """The oldest first."""
+    """Notes of watch rules, the oldest first."""
     dropped_tensors: int = 0
-    """Tensors in full that agents had dropped before for the same reason."""
+    """Number of full tensors that agents had dropped before the freeze because they were short of
+    memory.
+    """
 
 
 def describe_bad_value(found: FirstBadValue, name: str) -> str:
-    """Return a sentence about the first bad value; `name` is that of its operator."""
+    """Return a sentence about the first bad value; `name` is the name of its operator."""
     tensor = found.tensor
     counts = ((tensor.nans, "NaN"), (tensor.infinities, "infinite"))
     parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
@@ -132,9 +138,11 @@ def describe_bad_value(found: FirstBadValue, name: str) -> str:
 
 
 def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport:
-    """Return the report of a tree from the records of its agents, at least one."""
+    """Return the report of a tree from the records of its agents, of which there is at
+    least one.
+    """
     first = min(records, key=lambda record: record.frozen_us)
-    # A cause that came to an agent in a message may have other texts there.
+    # The texts of a cause may differ in the record of an agent that received it in a message.
     causes = {each.identity: each for record in records for each in record.causes}
     causes = {first.causes[0].identity: first.causes[0]} | causes
     hosts = [(record.host, rank) for record in records for rank in record.ranks]
@@ -194,7 +202,7 @@ def _find_order(bad: FirstBadValue) -> tuple[int, bool, int, int]:
 
 
 def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:
-    """Return the last steps up to an iteration."""
+    """Return the summaries of the last steps up to an iteration."""
     by_iteration: defaultdict[int, list[FrozenStep]] = defaultdict(list)
     for rank in ranks:
         for step in rank.steps:
@@ -233,7 +241,9 @@ def _find_largest(texts: Iterable[str]) -> str:
 
 
 def _list_absent(records: Sequence[FreezeRecord]) -> Iterable[AbsentRanks]:
-    """Yield the ranks without a step; without a list of all ranks, which may be millions."""
+    """Yield the ranks that have no step, without a list of all ranks, because there may be
+    millions.
+    """
     present = {rank.rank for record in records for rank in record.ranks}
     reasons = {
         each.rank: each for record in records for each in record.missing if each.rank not in present
@@ -247,7 +257,7 @@ def _list_absent(records: Sequence[FreezeRecord]) -> Iterable[AbsentRanks]:
 
 
 def _explain_unknown_ranks(records: Sequence[FreezeRecord]) -> str:
-    """Return why there may be nothing about ranks that no record names."""
+    """Return why there may be no information about ranks that no record names."""
     hosts = ", ".join(dict.fromkeys(record.host for record in records))
     others = max(record.frozen_agents for record in records) - len(records)
     if others > 0:
@@ -275,7 +285,7 @@ def describe_fault(cause: FrozenCause) -> str:
 
 
 def iter_bad_value_lines(found: FirstBadValue, root: str) -> Iterator[str]:
-    """Yield the lines about the first value that is not finite."""
+    """Yield lines about the first value that is not finite."""
     yield describe_bad_value(found, format_scope_name(found.tensor.op_name))
     clean = format_count(found.tensor.finite_before, "tensor")
     yield f"  clean before it on that rank in that iteration: {clean}"
@@ -288,8 +298,8 @@ def iter_bad_value_lines(found: FirstBadValue, root: str) -> Iterator[str]:
 
 
 def iter_rank_lines(report: FaultReport, hint: str = "") -> Iterator[str]:
-    """Yield sentences about ranks that are lost, had not ended or are missing, and about what had
-    been dropped; `hint` says where their stacks are.
+    """Yield sentences about ranks that are lost, had not ended or are missing, and about dropped
+    steps and tensors; `hint` says where the stacks of these ranks are.
     """
     for end in report.ends:
         if end.state is SessionState.LOST:

@@ -1,5 +1,5 @@
-"""Records of freezes in frozen trees, and the frozen trees beside a dump. Nothing in the files is
-trusted: a damaged one is an error of one line.
+"""Records of freezes in frozen trees, and the frozen trees beside a dump. The content of the files
+is not trusted: for a damaged file, there is a one-line error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from rankdump.errors import CorruptedError
 
 
 def find_frozen_tree(path: Path) -> Path:
-    """Return a frozen tree itself, or the latest one beside a dump; CorruptedError without one."""
+    """Return the path itself if it is a frozen tree, else the latest frozen tree beside the dump;
+    CorruptedError if there is none.
+    """
     if _list_files(path):
         return path
     trees = list_frozen_trees(path)
@@ -49,7 +51,7 @@ def read_freeze_records(tree: Path) -> tuple[FreezeRecord, ...]:
 
 
 def list_freezes(root: Path, job_id: str = "") -> tuple[tuple[FreezeStatus, ...], list[str]]:
-    """Return the freezes beside a dump, and a sentence for each record that is damaged."""
+    """Return the freezes beside a dump, and a sentence for each damaged record."""
     found: list[FreezeStatus] = []
     problems: list[str] = []
     for tree in list_frozen_trees(root):

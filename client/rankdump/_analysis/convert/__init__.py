@@ -1,4 +1,4 @@
-"""Conversion of CANN's bin files to npy files, or to bare elements, in common tensor formats.
-Names, cropping and omissions are those of msaccucmp (Ascend/msprobe). A damaged file is reported
-and the others are converted; an output gets its name when it is complete.
+"""Conversion of CANN's bin files to npy files, or to files with elements only, in common tensor
+formats. Names, cropping and omissions are those of msaccucmp (Ascend/msprobe). A damaged file is
+reported, and all others are converted; an output file gets its name when it is complete.
 """

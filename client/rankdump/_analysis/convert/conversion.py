@@ -1,6 +1,6 @@
-"""Conversion of bin files, in this process or, for enough work, in several. A failure is part of
-the outcome of its file and is never raised. Outputs have the names that msaccucmp (Ascend/msprobe)
-gives them.
+"""Conversion of bin files in this process or, if there is enough work, in several processes. A
+failure is part of a file's outcome and is never raised. Output files have the names that msaccucmp
+(Ascend/msprobe) gives them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from rankdump.errors import CorruptedError, EmptyFileError, PermanentError, Unsu
 FAILED_LIST_FILE = "convert_failed_file_list.txt"
 _BYTES_PER_PROCESS = 256 << 20
 _FILES_PER_PROCESS = 2000
-"""Least work for another process: its start takes half a second and more."""
+"""Number of files for which one more process is started; its start takes half a second or more."""
 _PROCESS_DIED = "a conversion process died, possibly because memory ran out"
 
 
@@ -65,19 +65,21 @@ class ConversionRequest:
     """Parameters of a conversion."""
 
     target: str = ""
-    """Format to convert to; empty to keep the format of the device."""
+    """Tensor format to convert to; empty to keep the format of the device."""
     kind: str = "npy"
-    """`npy`, or `bin` for the elements alone."""
+    """`npy`, or `bin` for files with elements only."""
     shape: tuple[int, ...] = ()
-    """Replaces the original shape of the header."""
+    """Shape that replaces the original shape in the header; empty to keep the latter."""
     side: str = ""
-    """`input` or `output`, to convert only the tensor `index` of this side."""
+    """`input` or `output`, to convert only the tensor `index` of this side; empty for
+    all tensors.
+    """
     index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ShortenedName:
-    """An output name that was too long, and the name on disk."""
+    """An output name that was too long, with the shortened name on disk."""
 
     folder: Path
     name: str
@@ -86,7 +88,7 @@ class ShortenedName:
 
 @dataclass(slots=True)
 class ConversionOutcome:
-    """Outcome of one file."""
+    """Outcome of the conversion of one file."""
 
     path: Path
     tensors: int = 0
@@ -103,13 +105,13 @@ class ConversionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ConversionSummary:
-    """Outcomes of all files."""
+    """Outcomes of all converted files."""
 
     outcomes: tuple[ConversionOutcome, ...]
 
     @property
     def tensors(self) -> int:
-        """Number of tensors, buffers and workspaces written."""
+        """Number of tensors, buffers and workspaces that were written."""
         return sum(outcome.tensors for outcome in self.outcomes)
 
     @property
@@ -124,17 +126,17 @@ class ConversionSummary:
 
     @property
     def failures(self) -> list[ConversionFailure]:
-        """Failures, by path."""
+        """All failures, sorted by path."""
         return _sort_failures(found for outcome in self.outcomes for found in outcome.failures)
 
     @property
     def failed(self) -> list[Path]:
-        """Files that were not converted, or not all of them."""
+        """Files that were not converted, or not completely."""
         return sorted({failure.path for failure in self.failures})
 
     @property
     def warnings(self) -> list[ConversionFailure]:
-        """Warnings about tensors that were converted, by path."""
+        """Warnings about tensors that were converted, sorted by path."""
         return _sort_failures(found for outcome in self.outcomes for found in outcome.warnings)
 
 
@@ -222,7 +224,9 @@ def convert_files(
 def _make_folders(
     jobs: Sequence[ConversionJob], root: Path
 ) -> tuple[list[ConversionJob], list[ConversionFailure]]:
-    """Make the output folders; return the jobs whose folder exists, and failures for the others."""
+    """Create the output folders; return the jobs whose folder exists, and failures for
+    all others.
+    """
     reasons: dict[Path, str] = {}
     for folder in dict.fromkeys(job.folder for job in jobs):
         try:
@@ -247,8 +251,9 @@ def _count_processes(jobs: Sequence[ConversionJob], most: int) -> int:
 def _convert_in_pool(
     jobs: Sequence[ConversionJob], request: ConversionRequest, workers: int
 ) -> Iterator[ConversionOutcome]:
-    """Convert in processes; at most two files per process are submitted at a time."""
-    # Spawned: a forked copy of this process would inherit locks held by its threads.
+    """Convert files in several processes; at most two files per process are submitted at a time."""
+    # Processes are spawned, because a forked copy of this process would inherit locks that its
+    # threads hold.
     context = multiprocessing.get_context("spawn")
     left = deque(jobs)
     running: dict[Future[ConversionOutcome], ConversionJob] = {}
@@ -273,9 +278,11 @@ def _convert_in_pool(
 
 @contextmanager
 def _block_interrupts() -> Generator[None, None, None]:
-    """Delay interrupts: a pool interrupted while it starts or stops would never end.
+    """Delay interrupts during the block, because a pool that is interrupted while it starts or
+    stops would never end.
 
-    Processes started meanwhile inherit the mask, and finish the file that they convert.
+    Processes that are started in the block inherit the signal mask, and finish the file that they
+    convert.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
@@ -291,33 +298,37 @@ _TYPES_UNKNOWN_TO_NUMPY = {
     "FLOAT8_E4M3FN": "float8_e4m3fn",
 }
 MAX_NAME_LENGTH = 255
-"""Names of this length are shortened, as in msaccucmp, although a file could have them."""
+"""Length from which on names are shortened, as in msaccucmp, although a file name could be that
+long.
+"""
 
 TensorArray: TypeAlias = npt.NDArray[Any]
 
 
 def shorten_name(name: str) -> str:
-    """Return the name on disk: a digest with the suffix where the name is too long."""
+    """Return the name on disk; if the name is too long, a digest of it with its suffix."""
     if max(len(name), len(os.fsencode(name))) < MAX_NAME_LENGTH:
         return name
     return hash_name(name) + name[name.rindex(".") :]
 
 
 def hash_name(name: str) -> str:
-    """Return `uuid.uuid3` of a name, which may have bytes that are not valid text."""
+    """Return `uuid.uuid3` of a name, even if the name has bytes that are not valid text."""
     content = uuid.NAMESPACE_DNS.bytes + os.fsencode(name)
     found = hashlib.md5(content, usedforsecurity=False).digest()
     return uuid.UUID(bytes=found, version=3).hex
 
 
 def _element_type(part: OpInput | OpOutput, tensor: TensorArray) -> str:
-    """Return the element type in file names: for a float that numpy lacks, the original type."""
+    """Return the element type for the file name; for a float type that numpy lacks, the original
+    type.
+    """
     return _TYPES_UNKNOWN_TO_NUMPY.get(get_type_name(part.data_type)) or str(tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file to write."""
+    """One output file with its content."""
 
     name: str
     content_parts: tuple[bytes | memoryview, ...]
@@ -325,7 +336,7 @@ class OutputFile:
 
 
 def is_selected(file_name: str, payload: BinPayload, request: ConversionRequest) -> bool:
-    """Return whether a payload is written; placeholders of slots without a dump are not."""
+    """Return whether a payload is converted; placeholders of slots without a tensor are not."""
     part = payload.part
     if not isinstance(part, OpInput | OpOutput):
         return not request.target and not file_name.startswith(OVERFLOW_PREFIX) and not request.side
@@ -339,7 +350,7 @@ def is_selected(file_name: str, payload: BinPayload, request: ConversionRequest)
 def make_output_file(
     file_name: str, payload: BinPayload, data: memoryview, request: ConversionRequest
 ) -> OutputFile:
-    """Return the output file of a payload; raises an error where it cannot be converted."""
+    """Return the output file for a payload; raise an error if the payload cannot be converted."""
     part = payload.part
     stem = f"{file_name.removesuffix(PACKED_SUFFIX)}.{payload.kind}.{payload.index}"
     if not isinstance(part, OpInput | OpOutput):
@@ -408,7 +419,9 @@ def write_result_lists(root: Path, summary: ConversionSummary, *, listing: bool)
 
 
 def _write_shortened_names(summary: ConversionSummary) -> None:
-    """Add names to the `mapping.csv` of their folders; a name that is listed is not repeated."""
+    """Add names to the `mapping.csv` files of their folders, except for names that these already
+    have.
+    """
     rows: dict[Path, dict[bytes, None]] = {}
     for outcome in summary.outcomes:
         for mapped in outcome.shortened_names:
@@ -422,9 +435,9 @@ def _write_shortened_names(summary: ConversionSummary) -> None:
 
 
 def _write_failed_list(root: Path, failed: Sequence[Path]) -> None:
-    """Write the list of files that were not converted; remove an old list when there is none."""
+    """Write the list of files that were not converted; if there are none, remove an old list."""
     if failed:
-        # One path per line: line breaks in a path are escaped as in a Python string.
+        # There is one path per line, so line breaks in a path are escaped as in a Python string.
         lines = tuple(os.fsencode(escape_line(str(path.absolute()))) + b"\n" for path in failed)
         write_output(root, FAILED_LIST_FILE, lines)
     else:

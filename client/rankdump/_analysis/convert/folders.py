@@ -1,5 +1,5 @@
-"""Source and output folders of a conversion: the bin files to convert, and the writing of a file.
-An output has a hidden name until it is complete; nothing is written outside the output folder.
+"""Source and output folders of a conversion: the search for bin files, and the writing of a file.
+An output file has a hidden name until it is complete; nothing is written outside the output folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """One file, and its output folder."""
+    """One file to convert, with its output folder."""
 
     path: Path
     folder: Path
@@ -38,18 +38,22 @@ class ConversionFailure:
 
 @dataclass(frozen=True, slots=True)
 class ConversionSources:
-    """The files to convert, and failures for the other files with names of bin files."""
+    """The files to convert, and failures for files that have names of bin files and cannot be
+    converted.
+    """
 
     jobs: tuple[ConversionJob, ...]
     problems: tuple[ConversionFailure, ...] = ()
     hidden: tuple[Path, ...] = ()
-    """Files with names of bin files after a leading dot, which are not converted."""
+    """Files whose names are a dot and the name of a bin file; they are not converted."""
 
 
 def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> ConversionSources:
-    """Return the one file, or the bin files of a folder; with `recursive`, of all folders below.
+    """Return the source if it is a file, else the bin files in the folder; with `recursive`, in all
+    folders below, too.
 
-    Links to folders are not followed. Files of a folder without the name of a bin file are skipped.
+    Links to folders are not followed. Files in a folder that do not have the name of a bin file are
+    skipped.
     """
     if not source.is_dir():
         return ConversionSources((_make_job(source, out),))
@@ -106,14 +110,16 @@ def escape_line(name: str) -> str:
 
 
 def make_output_folder(root: Path, folder: Path) -> None:
-    """Make an output folder and its parents; CorruptedError when a link leads out of the root."""
+    """Create an output folder and its parents; CorruptedError when a link leads out of the root."""
     if not folder.resolve().is_relative_to(root.resolve()):
         raise CorruptedError(f"{folder}: a symbolic link leads out of {root}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def write_output(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -> int:
-    """Make or replace a file, without following a link of its name; return the bytes written."""
+    """Create or replace a file, without following a link with its name; return the number of bytes
+    written.
+    """
     hidden = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         with os.fdopen(os.open(hidden, _CREATE_FLAGS, 0o666), "wb") as file:

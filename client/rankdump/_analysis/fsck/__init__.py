@@ -1,6 +1,6 @@
-"""Check of a tree: every file against its manifest and its digest, and the files that no manifest
-names. Follows no link, and changes nothing except in a repair; a tensor is never removed, damaged
-or not, unless another file of the tree contains it as well.
+"""Check of a tree: every file is compared with its manifest and its digest, and files that no
+manifest names are found. Follows no link, and changes nothing except in a repair. A tensor is never
+removed, damaged or not, unless another file of the tree contains it as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of a check: items of a tree, expected content of files, damage and the report. Pure: no
+"""Values of a check: entries of a tree, expected content of files, damage and the report. Pure: no
 disk.
 """
 
@@ -49,10 +49,10 @@ class FileDamage:
 
     kind: DamageKind
     path: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     text: str
     mendable: bool = False
-    """Whether the file can be removed without loss."""
+    """Whether the damaged file can be removed without losing a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +60,49 @@ class CheckReport:
     """Result of a check."""
 
     looked_at: int = 0
-    """Files found in the tree."""
+    """Number of files found in the tree."""
     manifests: int = 0
     files: int = 0
-    """Files that manifests name and that were read completely; hard links count once."""
+    """Number of files that manifests name and that were read completely; hard links count once."""
     names: int = 0
-    """Names of these files in the tree."""
+    """Number of names that these files have in the tree."""
     bytes_read: int = 0
     digests: int = 0
-    """Tensors whose elements have the digest in their manifest."""
+    """Number of tensors whose elements have the digest that their manifest names."""
     damages: tuple[FileDamage, ...] = ()
     mended: tuple[FileDamage, ...] = ()
     unchecked: tuple[str, ...] = ()
-    """Sentences about everything that could not be checked."""
+    """One sentence for everything that could not be checked."""
     retired: tuple[str, ...] = ()
-    """Sentences about retired iterations, which are not missing."""
+    """Sentences about retired iterations, whose files do not count as missing."""
     table: tuple[str, ...] = ()
     """Sentences about the table of statistics: what it lacks, or why it was not checked."""
 
     @property
     def is_verifiable(self) -> bool:
-        """Whether there are manifests to check against, or all iterations are retired."""
+        """Whether the tree has manifests to check against, or all of its iterations are retired."""
         return bool(self.manifests or self.retired)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeItem:
-    """A file, link or other item in a folder of the tree."""
+    """A file, link or other entry in a folder of the tree."""
 
     path: str
-    """Relative to the root."""
+    """Path relative to the root of the tree."""
     is_regular: bool
     is_link: bool
     size_bytes: int = 0
     inode: tuple[int, int] = (0, 0)
-    """Device and number."""
+    """Device and inode number."""
     folder: DumpFolder | None = None
-    """Its folder; None for a folder without dumped files."""
+    """The dump folder that contains it; None in a folder without dumped files."""
     full_name: str = ""
-    """The full name of a shortened one, else the name."""
+    """The full name if the name is shortened, else the name itself."""
 
     @property
     def folder_path(self) -> str:
-        """Path of its folder."""
+        """Path of the folder that contains it."""
         return self.path.rpartition("/")[0]
 
     @property
@@ -113,7 +113,7 @@ class TreeItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest and the file it was read from."""
+    """A manifest with the file that it was read from."""
 
     path: str
     manifest: Manifest
@@ -121,20 +121,20 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """One file under all of its names, and its expected content."""
+    """One file with all of its names and its expected content."""
 
     paths: tuple[str, ...]
     records: tuple[ManifestRecord, ...]
-    """The tensors in it, as the manifest of one of its names lists them."""
+    """The tensors in the file, as the manifest for one of its names lists them."""
     stored_bytes: int
-    """Size by the manifests; 0 for a link to the bytes of another file."""
+    """Size according to the manifests; 0 for a link to another file with the same bytes."""
     size_bytes: int
     agent_wrote: bool
-    """Whether an agent wrote it; then every byte of its form is known."""
+    """Whether an agent wrote the file; if so, every byte of its format is known."""
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the elements, without headers."""
+        """Number of bytes of the elements, without headers."""
         return sum(record.bytes_in for record in self.records)
 
 
@@ -146,4 +146,4 @@ class FileCheckResult:
     damage_text: str = ""
     digests: int = 0
     undecided: int = 0
-    """Tensors that have no digest, or whose NaN codes were lost in a wider type."""
+    """Number of tensors that have no digest, or whose NaN codes were lost in a wider type."""

@@ -1,5 +1,5 @@
 """Check of the bytes of one file against the records of its manifest: header, shape, element type,
-packing and digest. Pure: takes the bytes of the file.
+packing and digest. Pure: it gets the bytes of the file as an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
 
 _MAX_HEADER_BYTES = 4096
 _MAX_BIN_HEADER_BYTES = 16 << 20
-"""A header describes every slot up to the last one."""
+"""Largest size of a header, which describes every slot up to the last one."""
 _MAX_FOREIGN_BYTES = 64 << 30
 _DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 
@@ -47,10 +47,10 @@ _DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 def _check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
 ) -> None:
-    """Raise CorruptedError unless a header matches the manifest.
+    """Raise a CorruptedError unless the header matches the manifest.
 
-    A header of an agent (`ours`) has to be the expected one; of others, only the facts that the
-    manifest has as well are compared.
+    A header that an agent wrote (`ours`) has to be exactly the expected one; of other headers, only
+    the facts that the manifest also has are compared.
     """
     parts = {
         f"{each.kind}.{each.index}": each.part
@@ -75,7 +75,7 @@ def _check_bin_header(
 
 
 def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
-    """Yield the header of these tensors in each layout that has such files."""
+    """Yield the header for these tensors in each layout that has bin files."""
     slots: dict[TensorSide, dict[int, ManifestRecord]] = {side: {} for side in TensorSide}
     for record in records:
         side, _, slot = record.member.partition(".")
@@ -93,7 +93,7 @@ def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
 def _expected_parts(
     kind: type[_OperatorPart], of: dict[int, ManifestRecord], layout: Layout
 ) -> tuple[_OperatorPart, ...]:
-    """Return the parts up to the last slot; those of slots without a tensor are empty."""
+    """Return the header parts up to the last slot; parts for slots without a tensor are empty."""
     parts = [kind()] * (max(of, default=-1) + 1)
     for slot, record in of.items():
         shape = Shape(record.shape)
@@ -123,7 +123,9 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
 
 
 def _may_be_packed_later(job: FileCheck, file_bytes: int) -> bool:
-    """Return whether a file of another size is packed later; it is checked as any other."""
+    """Return whether a file has another size because it will be packed later; such a file is
+    checked as any other.
+    """
     known = [record._replace(bytes_stored=job.stored_bytes) for record in job.records]
     return len(known) == 1 and is_packed_later(known[0], job.paths[0], file_bytes)
 
@@ -173,14 +175,16 @@ def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
         raise CorruptedError(f"elements of {form.dtype}, but its manifest has {record.dtype}")
     found = _DESCR_FIELD.search(head)
     descr: str = found[1].decode("latin-1") if found is not None else ""
-    # A type has several equivalent spellings, of which only one is ever written.
+    # A type has several equivalent spellings, but writers use only one of them.
     usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
     if not usual or head not in _iterate_headers(descr, form):
         raise CorruptedError("its header is not one that MindSpore, numpy or an agent writes")
 
 
 def _iterate_headers(descr: str, form: NpyFileForm) -> Iterator[bytes]:
-    """Yield the header that agents and MindSpore write for an array, and that of numpy."""
+    """Yield the header that agents and MindSpore write for an array, and the header that numpy
+    writes.
+    """
     header = form.header
     if not header.fortran_order:
         yield npy_format.format_npy_header(descr, header.shape)
@@ -191,11 +195,11 @@ def _iterate_headers(descr: str, form: NpyFileForm) -> Iterator[bytes]:
 
 
 def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:
-    """Raise CorruptedError where one byte of a frame is wrong although its content is right.
+    """Raise a CorruptedError if one byte of a frame is wrong although its content is right.
 
-    Some bits of a frame have no effect, so neither its checksum nor the digest covers them. The
+    Some bits of a frame have no effect, so neither its checksum nor the digest covers them. So the
     content is packed again: the same release of zstd gives the same bytes, another release gives
-    entirely different ones, so a difference of exactly one byte is damage.
+    entirely different ones; a difference of exactly one byte is therefore damage.
     """
     codec = select_codec(name)
     if not codec.suffix:
@@ -213,7 +217,9 @@ def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -
 
 
 def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[int, int]:
-    """Return how many digests match and how many are undecided; CorruptedError for a mismatch."""
+    """Return the number of digests that match and of those that are undecided; CorruptedError for a
+    mismatch.
+    """
     if not held:
         raise CorruptedError(f"some elements are not valid for {record.dtype}")
     if not record.digest:

@@ -1,6 +1,7 @@
-"""Strict check of manifests, fingerprints and tables of statistics: manifests are intact, balanced
-and under the right names; fingerprints have their digests; tables end with a complete line and have
-the rows that manifests name. Reads these and lists of retired iterations; never a tensor.
+"""Strict check of manifests, fingerprints and tables of statistics. Manifests must be intact,
+balanced and under the right names; fingerprints must have their digests; tables must end with a
+complete line and have the rows that manifests name. Reads these files and the lists of retired
+iterations, but no tensors.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ _RETIRED_FILE_PATH = re.compile(
 )
 
 _RankIteration: TypeAlias = "tuple[int, int | None]"
-"""Rank and iteration; None for constants, and where no folder has the iteration."""
+"""Rank and iteration; the iteration is None for constants, and for folders without an iteration."""
 _UNKNOWN_TYPE = name_element_type(0)
-"""Name in tables of CANN for an element type that CANN lacks."""
+"""Name that CANN's tables use for an element type that CANN lacks."""
 _FoundRow: TypeAlias = "tuple[FileName | None, StatisticCsvRow]"
-"""A row of a table, and the operator of a table of one."""
+"""A row of a table; if the table is that of an operator, with this operator."""
 
 
 def is_manifest(seen: TreeItem) -> bool:
-    """Return whether an item has the folder and the name of a manifest."""
+    """Return whether an entry is in the folder for manifests and has the name of one."""
     place = _MANIFEST_FOLDER_PATH.fullmatch(seen.folder_path) is not None
     return place and seen.is_regular and seen.name.endswith(".json")
 
@@ -61,9 +62,9 @@ def is_manifest(seen: TreeItem) -> bool:
 def read_stored_manifests(
     root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
 ) -> tuple[list[StoredManifest], list[StoredManifest]]:
-    """Return the manifests of a tree, and the hidden ones of interrupted removals.
+    """Return the manifests of a tree, and the hidden manifests of interrupted removals.
 
-    Adds a damage for each that is not intact or not balanced.
+    Adds a damage for each manifest that is not intact or not balanced.
     """
     found: list[StoredManifest] = []
     hidden: list[StoredManifest] = []
@@ -82,14 +83,14 @@ def read_stored_manifests(
 def read_retired_places(
     root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
 ) -> set[tuple[int, int]]:
-    """Return ranks and iterations that were removed; adds a damage for an unreadable list."""
+    """Return the ranks and iterations that were removed; add a damage for an unreadable list."""
     found: set[tuple[int, int]] = set()
     for seen in everything:
         if not seen.is_regular or not _RETIRED_FILE_PATH.fullmatch(seen.path):
             continue
         try:
             lines = bytes(read_regular_file(root, seen.path)).decode(errors="replace").split("\n")
-            # After the last line end there is nothing, or a line that is being written.
+            # The text after the last line end is empty, or a line that is still being written.
             found |= {(r.rank, r.iteration) for r in map(RetiredIteration.from_line, lines[:-1])}
         except CorruptedError as error:
             damages.append(FileDamage(DamageKind.TORN, seen.path, str(error)))
@@ -106,7 +107,7 @@ def _read_manifest(root: Path, seen: TreeItem) -> StoredManifest:
 def _check_manifest_names(
     found: list[StoredManifest], damages: list[FileDamage]
 ) -> Iterator[StoredManifest]:
-    """Yield the manifests with the right names; adds a damage for each other one."""
+    """Yield the manifests that have the right names; add a damage for each other manifest."""
     paths = {held.path for held in found}
     for held in found:
         folder = held.path.rpartition("/")[0]
@@ -145,9 +146,9 @@ def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
 def check_fingerprints(
     root: Path, manifests: Iterable[StoredManifest], paths: Collection[str]
 ) -> Iterator[FileDamage]:
-    """Yield the files of fingerprints that are missing or not those of their manifests.
+    """Yield damage for fingerprint files that are missing or do not match their manifests.
 
-    `paths` are those of all items of the tree.
+    `paths` contains the paths of all entries in the tree.
     """
     for held in manifests:
         seal, path = held.manifest.fingerprints, find_fingerprint_path(held.path)
@@ -167,7 +168,9 @@ def check_fingerprints(
 def check_tables(
     root: Path, everything: Iterable[TreeItem], manifests: Iterable[StoredManifest]
 ) -> Iterator[FileDamage]:
-    """Yield tables that are incomplete or unreadable, and manifests whose rows are missing."""
+    """Yield damage for tables that are incomplete or unreadable, and for manifests whose rows are
+    missing.
+    """
     held = list(manifests)
     known = TreeManifests((each.manifest for each in held), read_folder_owners(root))
     lines: Counter[_RankIteration] = Counter()
@@ -189,7 +192,8 @@ def check_tables(
             yield FileDamage(DamageKind.TORN, seen.path, str(error))
     for each in held:
         status, records = each.manifest.status, each.manifest.records
-        # Every tensor of an API dump has a line; in other dumps, every tensor without a file.
+        # Every tensor of an API dump has a line; in other dumps, every tensor without a file has
+        # one.
         rows = [r for r in records if status.rank in apis or not r.path]
         there = lines[status.rank, status.iteration]
         if rows and status.rank not in apis:
@@ -216,7 +220,7 @@ def _is_table(seen: TreeItem) -> bool:
 
 
 def _operator_of_table(seen: TreeItem) -> FileName | None:
-    """Return the operator of a table; None for the table of a whole folder."""
+    """Return the operator of an operator's table; None for the table of a whole folder."""
     name = parse_name_in_folder(seen.folder, seen.full_name) if seen.folder is not None else None
     return name if name is not None and name.kind is FileKind.TABLE else None
 
@@ -238,7 +242,7 @@ def _read_steps(root: Path, seen: TreeItem) -> list[int]:
 def _read_rows(
     root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]
 ) -> defaultdict[int, list[_FoundRow]]:
-    """Return the rows of tables by time stamp; adds a damage for each unreadable table."""
+    """Return the rows of tables by time stamp; add a damage for each unreadable table."""
     found: defaultdict[int, list[_FoundRow]] = defaultdict(list)
     for seen in tables:
         operator, rows = _operator_of_table(seen), list[StatisticCsvRow]()
@@ -256,7 +260,7 @@ def _read_rows(
 
 
 def _has_row(record: ManifestRecord, found: Iterable[_FoundRow]) -> bool:
-    """Return whether a row of the same time matches a record of a manifest."""
+    """Return whether a row with the same time stamp matches a record of a manifest."""
     return any(
         record.member in ("", f"{row.side.value}.{row.slot}")
         and record.shape == row.shape
@@ -270,7 +274,7 @@ def _has_row(record: ManifestRecord, found: Iterable[_FoundRow]) -> bool:
 
 
 def _name_spellings(record: ManifestRecord) -> set[str]:
-    """Return the spellings of an operator's name in tables."""
+    """Return the spellings that an operator's name may have in tables."""
     of_profiles = (
         spell_operator(record.op_type, record.op_name, each) for each in PROFILES.values()
     )

@@ -1,5 +1,5 @@
-"""Repair of a tree: removal of leftover and duplicate files that a check found. Locks the tree
-exclusively, follows no link, and never removes a tensor that no other file contains.
+"""Repair of a tree: removal of the leftover and duplicate files that a check has found. The repair
+locks the tree exclusively, follows no link, and never removes a tensor that no other file contains.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from rankdump.errors import RejectedError
 
 _KERNEL_LOCKS = Path("/proc/locks")
 MIN_UNWRITTEN_AGE_S = 600.0
-"""Age from which a file counts as finished where the kernel cannot decide it."""
+"""Age in seconds from which on a file counts as finished, if the kernel cannot tell whether it is
+being written.
+"""
 _LOCKS_UNSUPPORTED = (
     "cannot tell whether an agent writes to the tree: its file system has no locks (flock)"
 )
 
 
 def repair_tree(root: Path, report: CheckReport) -> CheckReport:
-    """Remove the mendable damage of a report, and return the report of the rest.
+    """Remove the mendable damage of a report, and return a report of the remaining damage.
 
-    RejectedError while an agent has the tree; agents that start meanwhile wait. Files that are
-    still written are kept.
+    RejectedError while an agent uses the tree; an agent that starts during the repair waits. Files
+    that are still being written are kept.
     """
     with _lock_tree(root) as locked:
         mended = [
@@ -42,14 +44,16 @@ def repair_tree(root: Path, report: CheckReport) -> CheckReport:
 
 
 def check_tree_unlocked(root: Path) -> None:
-    """Raise RejectedError while an agent has the tree; a check before hours of reading."""
+    """Raise a RejectedError while an agent uses the tree; called before a check that may read for
+    hours.
+    """
     with _lock_tree(root):
         pass
 
 
 @contextmanager
 def _lock_tree(root: Path) -> Generator[bool, None, None]:
-    """Lock the tree exclusively; yield False where the file system does not support locks."""
+    """Lock the tree exclusively; yield False if the file system does not support locks."""
     lock = _open_lock(root)
     try:
         yield lock is None or _acquire_lock(root, lock)
@@ -59,12 +63,12 @@ def _lock_tree(root: Path) -> Generator[bool, None, None]:
 
 
 def _open_lock(root: Path) -> int | None:
-    """Open the lock file of agents; None where no agent ever wrote."""
+    """Open the lock file of agents; return None if no agent has ever written the tree."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with _open_folder(root, f"{STATE_FOLDER}/{TREE_LOCK_FILE}") as folder:
             try:
-                # On NFS, an exclusive lock needs write access.
+                # On NFS, an exclusive lock needs write access to the file.
                 return os.open(TREE_LOCK_FILE, os.O_RDWR | flags, dir_fd=folder)
             except PermissionError:
                 return os.open(TREE_LOCK_FILE, os.O_RDONLY | flags, dir_fd=folder)
@@ -115,7 +119,7 @@ def _remove_file(root: Path, damage: FileDamage) -> bool:
 
 @contextmanager
 def _open_folder(root: Path, path: str) -> Generator[int, None, None]:
-    """Open the folder of a path without following links."""
+    """Open the folder that contains a path, without following links."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     opened = os.open(root, flags)
     try:
@@ -129,7 +133,7 @@ def _open_folder(root: Path, path: str) -> Generator[int, None, None]:
 
 
 def _is_being_written(folder: int, name: str) -> bool:
-    """Return whether somebody may be writing to a file."""
+    """Return whether another process may be writing to a file."""
     opened = os.open(name, READ_FLAGS, dir_fd=folder)
     try:
         # When another process opens the file, the default signal SIGIO would end this process.

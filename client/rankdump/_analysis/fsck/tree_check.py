@@ -1,9 +1,9 @@
-"""Check of a tree from beginning to end, with its files read and checked on several threads within
-a memory budget. Reading, unpacking and hashing let other threads run.
+"""Check of a whole tree: its files are read and checked in several threads within a memory budget.
+Reading, unpacking and hashing release the GIL, so the threads run in parallel.
 
-Of the table of statistics every page of its files is checked, remains of killed writers, and
-whether its rows are those of the manifests as they are now. pyarrow is imported only for a tree
-with a table.
+For a table of statistics, every page of its files is checked, remains of killed writers are
+searched for, and its rows are compared with the present manifests. pyarrow is imported only for a
+tree with a table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump.errors import CorruptedError
 
 MAX_MEMORY_BYTES = 512 << 20
-"""In memory at once; a file that alone needs more is checked alone."""
+"""Largest number of bytes in memory at the same time; a file that needs more by itself is checked
+alone.
+"""
 
 _NO_MANIFEST_SENTENCE = (
     "no manifest: the expected files and their content are not known; "
@@ -55,7 +57,7 @@ _NO_MANIFEST_SENTENCE = (
 
 
 def check_files(root: Path, jobs: Iterable[FileCheck], workers: int) -> Iterator[FileCheckResult]:
-    """Yield what became of each file, as they come."""
+    """Check files; yield each result as soon as it is known."""
     with ThreadPoolExecutor(workers, thread_name_prefix="rankdump-fsck") as pool:
         check = partial(_check_one_file, root)
         yield from execute_bounded(
@@ -71,7 +73,7 @@ def _check_one_file(root: Path, job: FileCheck) -> FileCheckResult:
 
 
 def _memory_bytes(job: FileCheck) -> int:
-    # Packed, unpacked, and packed once more.
+    # Both are counted twice, because the content is unpacked and packed once more.
     return 2 * job.size_bytes + 2 * job.plain_bytes
 
 
@@ -81,7 +83,8 @@ def check_tree(
     workers: int,
     report_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
-    """Return the report of a check; `report_progress` takes the files done and the total.
+    """Return the report of a check; `report_progress` is called with the number of files done and
+    the total.
 
     CorruptedError when the root or a folder cannot be read, or the root is not a tree.
     """
@@ -155,7 +158,9 @@ _ADVICE = "it can be removed, and `rankdump index` makes it again"
 
 
 def check_statistics_table(root: Path) -> tuple[list[FileDamage], list[str]]:
-    """Return the damage to the files of a table, and sentences about what it lacks."""
+    """Return the damage in the files of a table of statistics, and sentences about what the table
+    lacks.
+    """
     if not (root / STATE_FOLDER / "table").is_dir():
         return [], []
     try:
@@ -170,7 +175,7 @@ def check_statistics_table(root: Path) -> tuple[list[FileDamage], list[str]]:
 
 
 def _list_remains(root: Path) -> Iterator[FileDamage]:
-    """Yield what killed writers left; nothing while another process writes the table."""
+    """Yield the files that killed writers left; none while another process writes the table."""
     from rankdump._analysis.table.table_files import list_table, lock_table
     from rankdump._analysis.table.tree_access import LocalTree
     from rankdump.errors import UnavailableError

@@ -1,6 +1,6 @@
-"""Scan of the folders of a tree, including hidden names, and its comparison with the manifests:
-files to read, and files that are missing, foreign, duplicate, left over or not in a manifest.
-Follows no link.
+"""Scan of the folders of a tree, including hidden names, and comparison of what it finds with the
+manifests: which files to read, and which are missing, foreign, duplicate, left over or not in a
+manifest. Follows no link.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
 
 NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
 LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
-"""Name of a file while it is written."""
+"""Pattern for the name of a file while it is being written."""
 _API_TABLE_NAME = re.compile(
     rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
 )
@@ -60,18 +60,18 @@ _ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
 
 
 def scan_tree(root: Path) -> list[TreeItem]:
-    """Return the items in the folders of a tree, sorted by name.
+    """Return the entries in the folders of a tree, sorted by name.
 
-    Items of the root itself are included only if they may belong to a dump. CorruptedError when a
+    Entries of the root itself are included only if they may belong to a dump. CorruptedError when a
     folder cannot be read.
     """
     return list(_scan_folder(root, "", ROOT_FOLDER))
 
 
 def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[FileDamage]:
-    """Yield the files that tables of long names list and that do not exist.
+    """Yield damage for files that mapping tables of long names list and that do not exist.
 
-    Only for trees without manifests: a dropped tensor has a row in the table as well.
+    Only for trees without manifests, because a dropped tensor has a row in the mapping table, too.
     """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for seen in everything:
@@ -86,7 +86,9 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
 
 
 def check_orders(root: Path, everything: Iterable[TreeItem]) -> Iterator[FileDamage]:
-    """Yield the files of the merged execution order that have lost their beginning or end."""
+    """Yield damage for files of the merged execution order that have lost their
+    beginning or end.
+    """
     for seen in everything:
         is_order = seen.is_regular and parse_order_file_name(seen.name) is not None
         if is_order and seen.folder_path == GLOBAL_ORDER_FOLDER:
@@ -99,7 +101,7 @@ def check_orders(root: Path, everything: Iterable[TreeItem]) -> Iterator[FileDam
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:
-    """Return the bytes of a regular file; CorruptedError for other items and read errors."""
+    """Return the bytes of a regular file; CorruptedError for other entries and for read errors."""
     try:
         opened = os.open(root / path, READ_FLAGS)
         try:
@@ -133,12 +135,12 @@ def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[
 def _enter_folder(
     where: str, folder: DumpFolder | None, name: str
 ) -> tuple[bool, DumpFolder | None]:
-    """Return two answers: whether a folder of that name belongs to a tree, and its place if it has
-    tensors.
+    """Decide whether a folder with this name belongs to a tree; also return its dump folder if it
+    contains tensors.
     """
     if not where and name == GLOBAL_ORDER_FOLDER:
         return True, None
-    if folder is None:  # folders of metadata may contain folders of any name
+    if folder is None:  # folders of metadata may contain folders with any name
         return not name.startswith("."), None
     if RANK_FOLDER_PATTERN.fullmatch(where) and name in _METADATA_FOLDERS:
         return True, None
@@ -151,7 +153,7 @@ def _tree_item(
 ) -> TreeItem | None:
     try:
         facts = item.stat(follow_symlinks=False)
-    except FileNotFoundError:  # removed since it was listed
+    except FileNotFoundError:  # the folder was removed after it was listed
         return None
     return TreeItem(
         path=path,
@@ -177,7 +179,9 @@ def _read_folder_names(
 def plan_file_checks(
     manifests: Iterable[StoredManifest], seen: dict[str, TreeItem], damages: list[FileDamage]
 ) -> list[FileCheck]:
-    """Return the files that manifests name, hard links once; adds a damage for missing files."""
+    """Return the files that manifests name, with hard links once; add a damage for each missing
+    file.
+    """
     named: defaultdict[str, list[_ManifestAndRecord]] = defaultdict(list)
     for held in manifests:
         for record in held.manifest.records:
@@ -191,7 +195,8 @@ def plan_file_checks(
             damages.append(FileDamage(DamageKind.MISSING, path, text))
         elif file.is_regular:
             job = _plan_file_check(path, file, holders)
-            # The header of a bin file has the name of the operator; an npy file has no name.
+            # The header of a bin file contains the name of its operator; an npy file contains no
+            # name.
             is_named = NPY_FILE_NAME.fullmatch(path) is None
             due = tuple(
                 (each.dtype, each.shape, each.digest, is_named and (each.member, each.op_name))
@@ -207,7 +212,7 @@ def plan_file_checks(
 
 
 def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord]) -> FileCheck:
-    # A tensor sent again in another session has the same name: the last record counts.
+    # A tensor that was sent again in another session has the same name, so its last record counts.
     by_member = {record.member: (held, record) for held, record in holders}
     records = tuple(record for _, record in by_member.values())
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
@@ -221,10 +226,11 @@ def check_unlisted_files(
     hidden: Iterable[StoredManifest],
     gone: Collection[tuple[int, int]],
 ) -> Iterator[FileDamage]:
-    """Yield damage for items that no manifest names, except for the usual other files of a dump.
+    """Yield damage for entries that no manifest names, except for files that a dump usually has
+    besides.
 
-    Files that a hidden manifest names are being removed; `gone` are ranks and iterations that
-    were retired.
+    Files that a hidden manifest names are being removed; `gone` contains the retired ranks and
+    iterations.
     """
     held = list(manifests)
     known = TreeManifests(each.manifest for each in held)
@@ -272,7 +278,9 @@ def _check_unlisted_tensors(
     known: TreeManifests,
     gone: Collection[tuple[int, int]],
 ) -> Iterator[FileDamage]:
-    """Yield the tensor files that no manifest names: duplicates, and unmanifested files."""
+    """Yield damage for tensor files that no manifest names: duplicate files, and files without a
+    manifest.
+    """
     there = {file.relative for file in files}
     wholes = {file.operator: file for file in files if file.file_name.kind is FileKind.OPERATOR}
     complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in held}

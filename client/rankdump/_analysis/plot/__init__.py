@@ -1,1 +1,1 @@
-"""Charts of a dump for reports: what they show, their drawing, and the page around one."""
+"""Charts of a dump for reports: their data, their drawing, and the HTML page of a chart."""

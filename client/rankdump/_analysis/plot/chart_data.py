@@ -1,5 +1,5 @@
-"""What a chart shows: lines over iterations or ranks, a map of ranks and iterations, or the counts
-of a tensor's elements. Where the selection has nothing to show, the reason is returned instead.
+"""Data of a chart: lines over iterations or ranks, a map of ranks and iterations, or the counts of
+a tensor's elements. If the selection has no data, the reason is returned instead.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rankdump._core.units import format_count
 
 NameSpelling: TypeAlias = Callable[[str], str]
 MAX_LINES = 2000
-"""More than that are neither drawn in reasonable time nor told apart."""
+"""Largest number of lines; more take too long to draw and cannot be told apart."""
 MAX_CELL_ROWS, MAX_CELL_COLUMNS = 256, 400
-"""Cells of a map that a picture has room for."""
+"""Largest number of rows and columns of a map that a picture has room for."""
 FINITE, INFINITE, NOT_A_NUMBER = 0, 1, 2
-"""The worst value of a cell."""
+"""Flags for the worst value in a cell."""
 _MIN_BARS, _MAX_BARS = 10, 100
 _BLOCK_ELEMENTS = 1 << 20
 _WIDE_RATIO = 1e3
-"""Largest over smallest value from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 _KEY = ("job", "attempt", "name", "side", "slot", "argument")
 _TENSOR = "name, side, slot, argument"
 _DATED = "WHERE value IS NOT NULL AND iteration IS NOT NULL"
@@ -42,7 +42,7 @@ _NARROWING_OPTIONS = "--op, --rank, --iteration, --side, --slot, --attempt and -
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line: values at ascending iterations or ranks, with those that are not finite."""
+    """One line: values at ascending iterations or ranks, including values that are not finite."""
 
     label: str
     places: npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class LineChart:
     notes: tuple[str, ...]
     statistic: str
     over: str
-    """`iteration` or `rank`."""
+    """Horizontal axis: `iteration` or `rank`."""
     lines: tuple[ChartLine, ...]
 
 
@@ -71,19 +71,19 @@ class HeatMap:
     ranks: npt.NDArray[np.int64]
     iterations: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
-    """The extreme finite value of each cell; NaN where there is none."""
+    """The finite value of each cell with the largest magnitude; NaN if the cell has none."""
     flags: npt.NDArray[np.int64]
     """FINITE, INFINITE or NOT_A_NUMBER for each cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementHistogram:
-    """How many elements of a tensor are between two values."""
+    """Histogram of the elements of a tensor."""
 
     title: str
     notes: tuple[str, ...]
     edges: npt.NDArray[np.float64]
-    """Ends of the bars, one more than counts."""
+    """Limits of the bars; there is one more of them than counts."""
     counts: npt.NDArray[np.int64]
 
 
@@ -92,14 +92,14 @@ class AxisScale(NamedTuple):
 
     name: str
     threshold: float = 0.0
-    """Between minus this and this, `symlog` is linear."""
+    """With `symlog`, the scale is linear between minus this value and this value."""
 
 
 def choose_scale(values: npt.NDArray[np.float64], asked: str = "auto") -> AxisScale:
-    """Return the scale for values: logarithmic when asked, or where they spread over 3 decades.
+    """Return the scale for values: logarithmic if requested, or if they spread over 3 decades.
 
-    Zeros and negative values, which a logarithm does not have, take a scale that is linear around
-    0; negative values have it only when asked.
+    Zeros and negative values have no logarithm; with them, the scale is linear around 0. With
+    negative values, a logarithmic scale is used only if requested.
     """
     finite = values[np.isfinite(values)]
     sizes = np.abs(finite[finite != 0])
@@ -115,9 +115,10 @@ def choose_scale(values: npt.NDArray[np.float64], asked: str = "auto") -> AxisSc
 def find_lines(
     rows: ChartRows, statistic: str, over: str, spell: NameSpelling
 ) -> LineChart | ChartRefusal:
-    """Return a line for each tensor and rank over iterations, or tensor and iteration over ranks.
+    """Return a line over iterations for each tensor and rank, or over ranks for each tensor and
+    iteration.
 
-    Where a tensor has several values at one place, as of micro-batches, the extreme one is taken.
+    If a tensor has several values at one place, as with micro-batches, the extreme one is used.
     """
     other = "rank" if over == "iteration" else "iteration"
     found = _read_lines(rows, statistic, over, other)
@@ -144,7 +145,7 @@ def find_lines(
 
 
 def find_heat_map(rows: ChartRows, statistic: str, spell: NameSpelling) -> HeatMap | ChartRefusal:
-    """Return the extreme of the selected tensors for each rank and iteration."""
+    """Return the extreme value of the selected tensors for each rank and iteration."""
     found = _read_cells(rows, statistic)
     if not len(found):
         return _explain_nothing(rows, statistic, spell, needs_iteration=True)
@@ -162,7 +163,9 @@ def find_heat_map(rows: ChartRows, statistic: str, spell: NameSpelling) -> HeatM
 
 
 def _describe_cells(rows: ChartRows, statistic: str, spell: NameSpelling) -> tuple[str, list[str]]:
-    """Return the title of a map, and what a cell has where it stands for several values."""
+    """Return the title of a map and, if a cell stands for several values, a text about what it
+    shows.
+    """
     (held,) = rows.run(
         f"""SELECT count(*) AS tensors, count(DISTINCT name) AS operators, max(runs) AS runs,
           any_value(name) AS name, any_value(side) AS side, any_value(slot) AS slot,
@@ -186,9 +189,10 @@ def _describe_cells(rows: ChartRows, statistic: str, spell: NameSpelling) -> tup
 
 
 def shrink_heat_map(chart: HeatMap) -> HeatMap:
-    """Return a map with as many cells as a picture has room for; each keeps the extreme of several.
+    """Return a map that has at most as many cells as a picture has room for; each cell keeps the
+    extreme of the cells that it replaces.
 
-    Its ranks and iterations are the first of each cell.
+    A cell gets the first of the ranks and iterations that it stands for.
     """
     rows, columns = chart.values.shape
     steps = (-(-rows // MAX_CELL_ROWS), -(-columns // MAX_CELL_COLUMNS))
@@ -210,9 +214,9 @@ def shrink_heat_map(chart: HeatMap) -> HeatMap:
 
 
 def find_elements(rows: ChartRows, spell: NameSpelling) -> ElementHistogram | ChartRefusal:
-    """Return the histogram of the one tensor that is selected; CorruptedError for a damaged file.
+    """Return the histogram of the only selected tensor; CorruptedError for a damaged file.
 
-    Of several runs in one iteration, as of micro-batches, the last is taken.
+    If there are several runs in one iteration, as with micro-batches, the last one is used.
     """
     key = ", ".join((*_KEY, "rank", "iteration"))
     found = rows.run(
@@ -250,7 +254,7 @@ def find_elements(rows: ChartRows, spell: NameSpelling) -> ElementHistogram | Ch
 def count_elements(
     elements: npt.NDArray[Any], title: str, notes: Sequence[str] = ()
 ) -> ElementHistogram | ChartRefusal:
-    """Return the histogram of numbers; the notes count those that are not finite."""
+    """Return the histogram of numbers; the notes tell how many are not finite."""
     flat = elements.reshape(-1)
     blocks = [flat[n : n + _BLOCK_ELEMENTS] for n in range(0, len(flat), _BLOCK_ELEMENTS)]
     nans = infinities = 0
@@ -277,11 +281,11 @@ def count_elements(
 
 
 def _make_edges(low: float, high: float, count: int, *, is_whole: bool) -> npt.NDArray[np.float64]:
-    """Return the ends of bars; whole numbers that are few have a bar each."""
+    """Return the limits of the bars; a small number of whole numbers gets one bar each."""
     if is_whole and high - low < _MAX_BARS:
         return np.arange(low, high + 2) - 0.5
     bars = int(np.clip(np.ceil(np.sqrt(count)), _MIN_BARS, _MAX_BARS))
-    # Halves: the difference of two numbers may not be finite.
+    # Halves are used, because the difference of two numbers may overflow.
     edges = np.linspace(low / 2, high / 2, bars + 1) * 2
     edges[0], edges[-1] = low, high
     distinct = np.unique(edges)
@@ -325,7 +329,9 @@ def _cast(statistic: str) -> str:
 
 
 def _reduce(statistic: str) -> str:
-    """Return the SQL of the extreme of several values; one NaN makes it NaN."""
+    """Return the SQL expression for the extreme of several values; a single NaN makes the result
+    NaN.
+    """
     function = _name_function(statistic)
     return f"CASE WHEN bool_or(isnan(value)) THEN 'nan'::DOUBLE ELSE {function}(value) END"
 
@@ -339,7 +345,7 @@ def _name_extreme(statistic: str) -> str:
 
 
 def _note_left_out(rows: ChartRows, statistic: str, *, needs_iteration: bool) -> list[str]:
-    """Return what of the selection is not in the chart."""
+    """Return notes about what of the selection is not in the chart."""
     dated = "iteration IS NOT NULL" if needs_iteration else "true"
     found = rows.run(
         f"""SELECT count(*) FILTER (NOT ({dated})) AS constants,
@@ -383,7 +389,9 @@ def _explain_nothing(
 def _name_lines(
     keys: Sequence[dict[str, Any]], other: str, spell: NameSpelling
 ) -> tuple[list[str], str]:
-    """Return a label for each line, of what differs between them, and a title of what does not."""
+    """Return a label for each line with what differs between the lines, and a title with what is
+    equal.
+    """
     parts: list[tuple[list[str], str]] = [
         ([spell(key["name"]) for key in keys], "operators"),
         ([_name_place(key) for key in keys], "inputs and outputs"),

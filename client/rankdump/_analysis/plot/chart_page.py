@@ -1,5 +1,5 @@
 """HTML page of one chart, which works offline: the picture, the command that made it, and a table
-with which it can be read without the picture.
+with the same data for readers who do not see the picture.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ th, td { padding: 2px 12px 2px 0; text-align: right; border-bottom: 1px solid #e
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Nothing is fetched; a map is an image in a data URL."""
+"""Content security policy: nothing is fetched, and a map is an image in a data URL."""
 
 
 def render_page(chart: LineChart | HeatMap | ElementHistogram, picture: str, command: str) -> str:
-    """Return the page of a chart; `picture` is its SVG, and `command` the line that made it."""
+    """Return the page of a chart; `picture` is the chart as SVG, `command` the command line that
+    made it.
+    """
     titles, rows = make_value_table(chart)
     title = escape(chart.title)
     left_out = len(rows) - _MAX_ROWS
@@ -68,7 +70,9 @@ def render_page(chart: LineChart | HeatMap | ElementHistogram, picture: str, com
 def make_value_table(
     chart: LineChart | HeatMap | ElementHistogram,
 ) -> tuple[list[str], list[list[str]]]:
-    """Return titles and rows: a row for each line, for each rank of a map, or for each bar."""
+    """Return titles and rows of the table: a row for each line, for each rank of a map, or for each
+    bar.
+    """
     if isinstance(chart, ElementHistogram):
         rows = [
             [_spell(low), _spell(high), f"{count:,}"]
@@ -101,7 +105,7 @@ def _summarize_line(line: ChartLine) -> list[str]:
 def _find_extremes(
     values: npt.NDArray[np.float64], places: npt.NDArray[np.int64]
 ) -> tuple[str, str, str]:
-    """Return the smallest and the largest finite value, and where the latter is."""
+    """Return the smallest and the largest finite value, and the place of the largest one."""
     is_finite = np.isfinite(values)
     if not is_finite.any():
         return "-", "-", "-"

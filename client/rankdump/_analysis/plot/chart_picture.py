@@ -1,8 +1,8 @@
 """Pictures of charts, as SVG or PNG. Needs matplotlib: `pip install 'rankdump[plot]'`.
 
-Equal charts give equal bytes with one version of matplotlib: no time is in a file, ids are hashed
-with a fixed salt (matplotlib, `svg.hashsalt`), and settings of the user's `matplotlibrc` have no
-effect. Text of an SVG stays text, so that it can be searched and read aloud.
+With the same version of matplotlib, equal charts give equal bytes: a file contains no time, ids are
+hashed with a fixed salt (matplotlib, `svg.hashsalt`), and settings in the user's `matplotlibrc`
+have no effect. Text in an SVG stays text, so that it can be searched and read aloud.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rankdump._core.units import format_count
 
 AnyChart: TypeAlias = LineChart | HeatMap | ElementHistogram
 TextShortener: TypeAlias = Callable[[str, int], str]
-"""Shortens a text to a number of characters."""
+"""Function that shortens a text to a number of characters."""
 _COLOURS = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22",
     "#17becf",
@@ -51,27 +51,31 @@ _NAN_COLOUR, _INFINITE_COLOUR, _EMPTY_COLOUR = "#d62728", "#ff7f0e", "#f0f2f4"
 _SIZE_INCHES, _LEGEND_LINE_INCHES = (10.0, 5.4), 0.21
 _LABEL_LENGTH, _TITLE_LENGTH, _NOTES_LENGTH = 60, 105, 150
 _CONTEXT_LENGTH = 20
-"""Characters that are kept of what long labels have in common."""
+"""Number of characters that are kept of the common beginning of long labels."""
 _LEGEND_LENGTH = 125
-"""Characters that a row of the legend has room for."""
+"""Number of characters that fit into a row of the legend."""
 _MAX_MARKED_POINTS = 60
-"""A line of more points is drawn without a mark at each."""
+"""Largest number of points of a line whose points are marked."""
 _MAX_TICKS = 12
 _NONFINITE_MARKS: Sequence[tuple[Callable[[Any], Any], str, float, str]] = (
     (np.isnan, "x", 0.985, "NaN"),
     (np.isposinf, "^", 0.95, "infinite"),
     (np.isneginf, "v", 0.015, "minus infinite"),
 )
-"""Which values are marked, with what, at which part of the height of the axes, and their name."""
+"""For each kind of value that is not finite: its test, its mark, its height on the axes from 0 to
+1, and its name.
+"""
 _NARROW_RATIO = 30
-"""A logarithmic axis over less than that has numbers between powers of ten as well."""
+"""Ratio of a logarithmic axis's ends below which numbers between powers of ten are
+labelled, too.
+"""
 _NUMBERS = StrMethodFormatter("{x:g}")
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rankdump",
     "font.family": ["DejaVu Sans"],
     "font.size": 9.0,
-    "text.parse_math": False,  # names may have dollar signs
+    "text.parse_math": False,  # names may contain dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.formatter.useoffset": False,
@@ -85,7 +89,7 @@ def render_picture(
 ) -> bytes:
     """Return a picture of a chart as the bytes of a file, `svg` or `png`.
 
-    `scale` is that of values, or of counts of elements: `auto`, `log` or `linear`.
+    `scale` applies to values, or to counts of elements: `auto`, `log` or `linear`.
     """
     with _fixed_settings():
         drawn, buffer = draw_chart(chart, shorten, scale=scale), io.BytesIO()
@@ -94,7 +98,7 @@ def render_picture(
 
 
 def draw_chart(chart: AnyChart, shorten: TextShortener, *, scale: str = "auto") -> Figure:
-    """Return the drawing of a chart, with the settings of matplotlib as they are."""
+    """Return the drawing of a chart, with the present settings of matplotlib."""
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     if isinstance(chart, LineChart):
@@ -123,9 +127,9 @@ def draw_chart(chart: AnyChart, shorten: TextShortener, *, scale: str = "auto") 
 
 
 def select_prominent_lines(lines: Sequence[ChartLine], most: int) -> list[int]:
-    """Return the places of the lines that stand out, ascending.
+    """Return the positions of the lines that are most noteworthy, ascending.
 
-    They are those with values that are not finite, then those with the largest values.
+    These are lines with values that are not finite, then lines with the largest values.
     """
 
     def get_rank(at: int) -> tuple[bool, float]:
@@ -141,13 +145,13 @@ def _fixed_settings() -> Generator[None, None, None]:
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
-        # Names may have characters that the font lacks.
+        # Names may contain characters that the font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
 
 
 def _shorten_labels(labels: Sequence[str], shorten: TextShortener) -> list[str]:
-    """Return labels shortened, without what all have in common where they would be equal then."""
+    """Return shortened labels; if they would be equal then, without their common beginning."""
     short = [shorten(label, _LABEL_LENGTH) for label in labels]
     if len(set(short)) == len(set(labels)):
         return short
@@ -158,13 +162,13 @@ def _shorten_labels(labels: Sequence[str], shorten: TextShortener) -> list[str]:
 
 
 def _count_common(labels: Sequence[str]) -> int:
-    """Return with how many characters all labels begin."""
+    """Return the number of characters at the beginning that all labels have in common."""
     columns = enumerate(zip(*labels, strict=False))
     return next((at for at, column in columns if len(set(column)) > 1), min(map(len, labels)))
 
 
 def _draw_lines(figure: Figure, chart: LineChart, shorten: TextShortener, scale: str) -> list[Any]:
-    """Draw a line chart, and return what its legend shows."""
+    """Draw a line chart, and return the entries of its legend."""
     axes = figure.add_subplot()
     prominent = select_prominent_lines(chart.lines, len(_COLOURS))
     others = [line for at, line in enumerate(chart.lines) if at not in set(prominent)]
@@ -234,7 +238,7 @@ def _explain_marks(values: npt.NDArray[np.float64]) -> list[Line2D]:
 
 
 def _draw_heat_map(figure: Figure, chart: HeatMap, scale: str) -> list[Any]:
-    """Draw a map, and return what its legend shows."""
+    """Draw a map, and return the entries of its legend."""
     axes = figure.add_subplot()
     shown = axes.imshow(
         np.ma.masked_invalid(chart.values), norm=_make_norm(chart.values, scale),
@@ -286,7 +290,7 @@ def _make_norm(values: npt.NDArray[np.float64], asked: str) -> Normalize:
 def _draw_bars(figure: Figure, chart: ElementHistogram, scale: str) -> list[Any]:
     axes = figure.add_subplot()
     chosen = choose_scale(chart.counts.astype(np.float64), scale)
-    # Counts are 1 or more: bars of a logarithmic axis stand on one half.
+    # Counts are 1 or more, so the bars of a logarithmic axis start at one half.
     axes.set_yscale("linear" if chosen.name == "linear" else "log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

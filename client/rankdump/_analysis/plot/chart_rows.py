@@ -1,6 +1,6 @@
 """Rows of the tensors that a chart shows, from the same views as `rankdump query`: the table of
-statistics where the tree has one, else the tensors of the tree. Filters are part of the SQL; only
-names of operators are matched here, each once. Needs pyarrow and DuckDB.
+statistics if the tree has one, else the tensors of the tree. Filters are part of the SQL; only
+names of operators are matched here, each name once. Needs pyarrow and DuckDB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_RANGES_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ChartSelection:
-    """Tensors that a chart shows."""
+    """Selection of the tensors that a chart shows."""
 
     query: Query = _ALL
     job_id: str = ""
@@ -45,13 +45,13 @@ class ChartSelection:
 
 
 class ChartRefusal(NamedTuple):
-    """Why there is no chart, as one sentence."""
+    """Reason why there is no chart, as one sentence."""
 
     reason: str
 
 
 class TensorOverview(NamedTuple):
-    """What tensors there are among some rows."""
+    """Overview of the tensors in some rows."""
 
     tensors: int
     attempts: list[int]
@@ -59,10 +59,12 @@ class TensorOverview(NamedTuple):
     iterations: list[int]
     operators: int
     names: list[str]
-    """The first of the operators, by name."""
+    """Names of the first operators, in alphabetical order."""
 
     def describe(self, spell: Callable[[str], str]) -> str:
-        """Return where they are and of which operators, as a part of a sentence."""
+        """Return a part of a sentence that says where the tensors are and which operators they
+        belong to.
+        """
         names = [*map(spell, self.names), *(["..."] if self.operators > len(self.names) else [])]
         attempt = f"attempt {format_numbers(self.attempts)}, " if any(self.attempts) else ""
         return (
@@ -73,7 +75,7 @@ class TensorOverview(NamedTuple):
 
 
 class ChartRows:
-    """SQL over the selected tensors of a tree."""
+    """Runs SQL over the selected tensors of a tree."""
 
     def __init__(self, root: Path, selection: ChartSelection) -> None:
         self.root, self.selection = root, selection
@@ -95,20 +97,21 @@ class ChartRows:
     def run(self, sql: str, *, columns: str = "") -> pa.Table:
         """Return the rows of a SELECT over `selected`.
 
-        It has the columns that say which tensor a row is of and where it was, and the expressions
-        `columns` over the view `tensors`. QueryError and ExhaustedError as those of `run_query`.
+        `selected` has the columns that identify a row's tensor and its place, and the expressions
+        `columns` over the view `tensors`. QueryError and ExhaustedError as in `run_query`.
         """
         selected = f"SELECT * FROM ({_select(self.selection, columns)}) {self._join}"
         return run_query(f"WITH selected AS ({selected}) {sql}", self._views)
 
     def survey_tensors(self) -> TensorOverview:
-        """Return what is selected."""
+        """Return an overview of the selected tensors."""
         return TensorOverview(**self.run(f"SELECT {_OVERVIEW} FROM selected").to_pylist()[0])
 
     def explain_no_match(self, spell: Callable[[str], str]) -> str:
-        """Return why nothing is selected: what the tree has.
+        """Return why no tensor is selected, with what the tree has instead.
 
-        CorruptedError where it does not have the attempt, as for a tree without a table.
+        CorruptedError if the tree does not have the selected attempt, as for a tree without a
+        table.
         """
         everything = ChartSelection()
         sql = f"WITH selected AS ({_select(everything, '')}) SELECT {_OVERVIEW} FROM selected"
@@ -124,7 +127,7 @@ class ChartRows:
         return f"{self.root}: no tensor matches; the tree has {there.describe(spell)}"
 
     def _choose_operators(self) -> pa.Table:
-        """Return the operators that match the patterns of names."""
+        """Return the operators whose names match the patterns."""
         sql = f"SELECT DISTINCT name, op_type FROM ({_select(self.selection, '')})"
         there = run_query(sql, self._views).to_pylist()
         query = self.selection.query
@@ -133,7 +136,7 @@ class ChartRows:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges, or as first, last and count where the ranges are many."""
+    """Return numbers as ranges; if there are many ranges, as first, last and count."""
     listed = ranges(numbers)
     if len(listed) <= _MAX_RANGES_LENGTH:
         return listed or "-"
@@ -158,7 +161,7 @@ def _find_views(root: Path, selection: ChartSelection) -> tuple[Dump, TableViews
         root,
         get_tree=lambda: walk(root),
         make_table=dump.matching(selection.query).table,
-        # The table has no column of graphs.
+        # The table has no column for graphs, so this filter needs the tensors of the tree.
         is_filtered=selection.query.graph is not None,
     )
     made = {name: cache(make) for name, make in views.made.items()}
@@ -166,7 +169,7 @@ def _find_views(root: Path, selection: ChartSelection) -> tuple[Dump, TableViews
 
 
 def _select(selection: ChartSelection, columns: str) -> str:
-    """Return the SELECT of the rows whose place is selected, before names are matched."""
+    """Return a SELECT for the rows whose place is selected, before names are matched."""
     texts = [f"coalesce(CAST({name} AS VARCHAR), '') AS {name}" for name in _TEXTS]
     listed = ", ".join([*texts, *_NUMBERS, *([columns] if columns else [])])
     return f"SELECT {listed} FROM {TENSORS} WHERE {_make_condition(selection)}"

@@ -1,4 +1,4 @@
-"""Slice of a tensor along two of its dimensions, as a map of at most 512 x 512 cells. Pure."""
+"""Slice of a tensor along two of its dimensions, as a map with at most 512 x 512 cells. Pure."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_CELLS = 512
-"""Rows, and columns, of a map."""
+"""Largest number of rows, and of columns, in a map."""
 CORNER = 8
-"""Rows, and columns, of the elements that are listed as they are."""
+"""Number of rows, and of columns, of the corner whose elements are listed unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Two dimensions of a tensor, at one index of each other dimension."""
+    """Slice along two dimensions of a tensor, at one index in each other dimension."""
 
     row_axis: int
     column_axis: int
     at: tuple[int, ...]
-    """Index in each dimension; that of the two shown does not count."""
+    """Index in each dimension; ignored in the two dimensions of the slice."""
     shape: tuple[int, int]
-    """Elements that are shown, before any are joined to one cell."""
+    """Number of rows and columns of the slice, before elements are joined into cells."""
     cells: npt.NDArray[np.float64]
-    """The element of each cell with the largest magnitude; NaN where one is in it."""
+    """The element with the largest magnitude in each cell; NaN if the cell has a NaN."""
     corner: npt.NDArray[Any]
-    """The first elements, as they are."""
+    """The first elements of the slice, unchanged."""
 
     @property
     def row_step(self) -> int:
-        """Elements in a column of one cell."""
+        """Number of rows of elements in one cell."""
         return -(-self.shape[0] // MAX_CELLS) or 1
 
     @property
     def column_step(self) -> int:
-        """Elements in a row of one cell."""
+        """Number of columns of elements in one cell."""
         return -(-self.shape[1] // MAX_CELLS) or 1
 
 
 def cut_slice(
     tensor: npt.NDArray[Any], row_axis: int, column_axis: int, at: Sequence[int]
 ) -> TensorSlice:
-    """Return the slice of numbers; `at` has an index for each dimension.
+    """Return the slice of a tensor; `at` has an index for each dimension.
 
-    A tensor of one dimension is one row, and a scalar one cell. IndexError where an index or a
+    A tensor with one dimension is one row, and a scalar is one cell. IndexError if an index or a
     dimension is outside of the tensor.
     """
     if tensor.ndim < 2:
@@ -88,6 +88,6 @@ def join_cells(part: npt.NDArray[Any], row_step: int, column_step: int) -> npt.N
 def reduce_blocks(
     reduce: np.ufunc, part: npt.NDArray[Any], row_step: int, column_step: int
 ) -> npt.NDArray[Any]:
-    """Return what a function makes of each block of rows and columns."""
+    """Return the results of a function for all blocks of rows and columns."""
     rows = reduce.reduceat(part, range(0, part.shape[0], row_step), axis=0)
     return reduce.reduceat(rows, range(0, part.shape[1], column_step), axis=1)
