@@ -1,3 +1,3 @@
-"""Reader of dump trees, behind the public names in `rankdump.reader`. Reads only what is asked for,
-by the names of folders and manifests; never writes.
+"""Reader of dump trees, which implements the public names in `rankdump.reader`. It reads only what
+is requested, selected by the names of folders and manifests, and never writes.
 """

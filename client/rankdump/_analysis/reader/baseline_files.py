@@ -1,7 +1,7 @@
-"""Files of tensors that a dump does not have, because they are the same in its baseline.
+"""Files of tensors that a dump does not contain, because the tensors are the same in its baseline.
 
-The baseline is looked for where it was when the dump was made, then beside the dump, under the name
-that it had: both may have been copied to another host.
+The baseline is looked for at the path that it had when the dump was made, then beside the dump
+under the same name, because both may have been copied to another host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankdump.errors import CorruptedError
 def find_tensor_file(entry: Entry) -> Path:
     """Return the file of a tensor, in its own tree or in the baseline.
 
-    CorruptedError where the baseline does not have the file any more.
+    CorruptedError if the baseline does not have the file any more.
     """
     record = entry.record
     if record is None or not record.same_as:
@@ -40,7 +40,9 @@ def find_tensor_file(entry: Entry) -> Path:
 
 
 def find_baseline_file(root: Path, record: ManifestRecord) -> Path | None:
-    """Return the file in the baseline of a tree that has a record's elements; None without it."""
+    """Return the file in a tree's baseline that has the elements of a record; None if there is
+    none.
+    """
     if record.same_as.startswith("/") or ".." in record.same_as.split("/"):
         return None
     for place in list_baseline_places(root, record.baseline):
@@ -54,12 +56,14 @@ def find_baseline_file(root: Path, record: ManifestRecord) -> Path | None:
 
 
 def list_baseline_places(root: Path, baseline: str) -> tuple[Path, Path]:
-    """Return where the baseline of a tree may be."""
+    """Return the paths at which the baseline of a tree may be."""
     return Path(baseline), root.absolute().parent / Path(baseline).name
 
 
 def is_baseline_missing(entry: Entry) -> bool:
-    """Return whether a tensor has a digest alone, because the baseline with its file is gone."""
+    """Return whether only the digest of a tensor is left, because the baseline with its file is
+    gone.
+    """
     record = entry.record
     return entry.is_same_as_baseline and (
         record is None or find_baseline_file(entry.root, record) is None
@@ -67,7 +71,7 @@ def is_baseline_missing(entry: Entry) -> bool:
 
 
 def check_content(entry: Entry, path: Path, tensor: npt.NDArray[Any]) -> None:
-    """Raise CorruptedError where a file of the baseline has other elements than its record."""
+    """Raise a CorruptedError if a file of the baseline does not have the elements of the record."""
     record = entry.record
     if record is None or not record.same_as:
         return
@@ -78,7 +82,9 @@ def check_content(entry: Entry, path: Path, tensor: npt.NDArray[Any]) -> None:
 
 
 def describe_baselines(root: Path, manifests: Iterable[Manifest]) -> list[str]:
-    """Return a sentence for each baseline of a tree: how many tensors it has, or lacks."""
+    """Return a sentence for each baseline of a tree: how many of the tree's tensors it has or
+    lacks.
+    """
     counts: Counter[str] = Counter()
     missing: defaultdict[str, set[str]] = defaultdict(set)
     for manifest in manifests:

@@ -1,10 +1,10 @@
-"""Merge of the calls of all ranks, as dumps of other tools have them, into one order: a collective
-is one entry with all of its members. Pure: no clock, no disk.
+"""Merge of the calls of all ranks in dumps of other tools into one order, in which a collective is
+one entry with all of its members. Pure: no clock, no disk.
 
-An entry stands behind all calls that any of its ranks made before it. Among those that may come
-next the earliest goes first; clocks of hosts may differ, so times never contradict a rank's order.
-Ranks that wait for each other in a circle are a finding; one of the collectives is then listed
-before a rank came to it.
+An entry comes after all calls that any of its ranks made before it. Among the entries that may come
+next, the earliest one does; clocks of hosts may differ, so times never contradict the order of a
+rank. A cycle of ranks that wait for each other is a finding; one of its collectives is then listed
+before all of its ranks have reached it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankdump._core.status import OrderEntry
 
 _MAX_CYCLES = 10
 _OF_ONE_SIZE = (EventKind.ALL_REDUCE, EventKind.BROADCAST, EventKind.REDUCE, EventKind.ALL_GATHER)
-"""Collectives to which all members give as many elements."""
+"""Collectives in which all members contribute the same number of elements."""
 
 
 _MEMBER_CHECKS = (
@@ -28,7 +28,7 @@ _MEMBER_CHECKS = (
     (FindingKind.SIZE_MISMATCH, "give different numbers of elements", "element_count"),
     (FindingKind.DTYPE_MISMATCH, "give different element types", "dtype"),
 )
-"""What members of a collective have in common: the finding, its words, and the field."""
+"""Checks that the members of a collective agree: kind of the finding, its words, and the field."""
 
 
 class RankCall(NamedTuple):
@@ -37,10 +37,12 @@ class RankCall(NamedTuple):
     name: str
     kind: EventKind = EventKind.OPERATOR
     key: Hashable = None
-    """Equal for the calls of all members of one collective; None for any other call."""
+    """Key that the calls of all members of one collective have in common; None for any
+    other call.
+    """
     group: str = ""
     members: tuple[int, ...] = ()
-    """Global ranks of its group; empty when unknown."""
+    """Global ranks of the call's group; empty if they are unknown."""
     sequence: int = 0
     start_us: int = 0
     end_us: int = 0
@@ -51,29 +53,31 @@ class RankCall(NamedTuple):
 
 @dataclass(slots=True)
 class _OrderNode:
-    """An entry in the making: its calls by rank, with their positions."""
+    """An entry that is being collected: its calls by rank, each with its position."""
 
     calls: dict[int, tuple[int, RankCall]] = field(
         default_factory=dict[int, "tuple[int, RankCall]"]
     )
     waiting: int = 0
-    """Ranks that have not come to it."""
+    """Number of ranks that have not reached the entry yet."""
     is_listed: bool = False
 
 
 class MergedCalls(NamedTuple):
-    """The merged order of a dump, or of one iteration of it."""
+    """The merged order of a dump, or of one iteration."""
 
     entries: list[OrderEntry]
     findings: list[Finding]
     notes: tuple[str, ...] = ()
-    """Sentences for people about what the order does not show."""
+    """Sentences about what the order does not show."""
 
 
 def merge_calls(
     programs: Mapping[int, Sequence[RankCall]], *, iteration: int, first_position: int = 0
 ) -> MergedCalls:
-    """Return the order of the calls of ranks in one iteration, from a position on."""
+    """Return the order of the ranks' calls in one iteration, with positions from `first_position`
+    on.
+    """
     nodes: dict[Hashable, _OrderNode] = {}
     chains: dict[int, list[_OrderNode]] = {}
     for rank, calls in programs.items():
@@ -105,7 +109,9 @@ def _order_nodes(
     ordered: list[_OrderNode] = []
 
     def come(rank: int) -> None:
-        """Have a rank come to its next call, past those that were listed before it came."""
+        """Advance a rank to its next call that is not listed yet; an entry that all ranks have
+        reached is ready.
+        """
         chain = chains[rank]
         while heads[rank] < len(chain) and chain[heads[rank]].is_listed:
             heads[rank] += 1
@@ -174,7 +180,7 @@ def _make_entry(node: _OrderNode, iteration: int, position: int, known: set[int]
 
 
 def _check_members(node: _OrderNode, entry: OrderEntry) -> list[Finding]:
-    """Return what differs between the calls of the members of a collective."""
+    """Return findings about differences between the calls of a collective's members."""
     found: list[Finding] = []
     if entry.missing:
         ranks = ", ".join(map(str, entry.missing))
@@ -206,7 +212,7 @@ def _make_finding(
 def merge_iterations(
     programs: Mapping[tuple[int, int], Sequence[RankCall]], notes: tuple[str, ...] = ()
 ) -> MergedCalls:
-    """Return the order of all iterations, from the calls by iteration and rank."""
+    """Return the order of all iterations, given the calls by iteration and rank."""
     by_iteration: defaultdict[int, dict[int, Sequence[RankCall]]] = defaultdict(dict)
     for (iteration, rank), calls in programs.items():
         by_iteration[iteration][rank] = calls

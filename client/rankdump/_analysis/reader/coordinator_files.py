@@ -1,9 +1,10 @@
-"""Files that the coordinator published in a tree: the merged execution order with its findings, and
-the timeout hints. Reads only these; the entries of an order are read while they are iterated.
+"""Files that the coordinator has published in a tree: the merged execution order with its findings,
+and the timeout hints. Reads only these files; the entries of an order are read while they are
+iterated.
 
-A long order has a Parquet table for each iteration, with its first and last position; lines are
-sorted by position, so the places of an iteration follow. The lines are read from the order file,
-which alone is the order. pyarrow is imported on use.
+A long order has a Parquet table for each iteration, which tells the first and last position of the
+iteration. Lines are sorted by position, so the place of an iteration in the order file follows. The
+lines are read from the order file, which alone defines the order. pyarrow is imported on use.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class PublishedOrder:
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """Numbers of the attempts that it has entries of, ascending."""
+        """Attempts that the order has entries of, ascending."""
         return tuple(sorted({_parse_name(path).attempt for path in self.paths})) or (0,)
 
     def entries(
@@ -71,9 +72,9 @@ class PublishedOrder:
         iterations: IterationSelection | None = None,
         attempt: int | None = None,
     ) -> Iterator[OrderEntry]:
-        """Yield the entries of all graphs by position; reads no further than the caller iterates.
+        """Yield the entries of all graphs by position; nothing is read before the caller needs it.
 
-        Positions go on from one attempt of the job to the next.
+        Positions continue from one attempt of the job to the next.
 
         CorruptedError names the invalid file and line.
         """
@@ -94,13 +95,13 @@ class PublishedOrder:
 
     def list_damages(self, attempt: int | None = None) -> list[str]:
         """Return a sentence about each file that has lost its beginning or end. The last line of a
-        job that runs may be incomplete for a moment.
+        running job may be incomplete for a moment.
         """
         files = [path for path, _ in list_order_files(self, attempt)]
         return [f"{path}: {why}" for path in files if (why := find_order_damage(path))]
 
     def read_last_entries(self, attempt: int | None = None) -> list[OrderEntry]:
-        """Return the last entry of each graph and attempt; reads only the ends of the files."""
+        """Return the last entry of each graph and attempt; only the ends of the files are read."""
         found = (_read_last_entry(path) for path, _ in list_order_files(self, attempt))
         return [entry for entry in found if entry is not None]
 
@@ -108,15 +109,15 @@ class PublishedOrder:
 def list_order_files(
     order: PublishedOrder, attempt: int | None = None
 ) -> list[tuple[Path, OrderFileName]]:
-    """Return the files of an order, or of an attempt in it, with what their names say."""
+    """Return the files of an order, or of one attempt in it, with their parsed names."""
     named = ((path, _parse_name(path)) for path in order.paths)
     return [(path, name) for path, name in named if attempt in (None, name.attempt)]
 
 
 def find_order_damage(path: Path) -> str:
-    """Return what is wrong with the beginning or the end of an order file; empty if both are right.
+    """Return what is wrong with the beginning or the end of an order file; empty if nothing is.
 
-    CorruptedError where it cannot be read.
+    CorruptedError if the file cannot be read.
     """
     with named_errors(path), path.open("rb") as file:
         header = file.readline(len(ORDER_HEADER))
@@ -129,7 +130,7 @@ def find_order_damage(path: Path) -> str:
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
-    """Return the order of a job in a tree; without an id, of the job that published last."""
+    """Return the order of a job in a tree; without an id, that of the job that published last."""
     folder = root / GLOBAL_ORDER_FOLDER
     found = [
         path for path in folder.glob("*.csv") if parse_order_file_name(path.name) and path.is_file()
@@ -153,7 +154,9 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
 
 
 def _explain_missing_order(root: Path) -> str:
-    """Return a sentence about a tree without a merged order, with the orders that it has."""
+    """Return a sentence about a tree without a merged order, and about the orders that it has
+    instead.
+    """
     why = (
         f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: the file does not exist: "
         "no order has been published"
@@ -171,7 +174,7 @@ def _explain_missing_order(root: Path) -> str:
 
 
 def _job_tag(folder: Path, job_id: str) -> str:
-    """Return the tag of a job in this tree; empty when its files have the plain names."""
+    """Return the tag of a job in this tree; empty if the names of its files have no tag."""
     try:
         owner = (folder / ORDER_JOB_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -195,7 +198,7 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
     where = "line" if spans is None else "line of an iteration"
     for number, line in lines:
         try:
-            # Most lines of a long file are skipped by their second field.
+            # The second field is sufficient to skip most lines of a long file.
             if iterations is None or int(line.split(",", 2)[1]) in iterations:
                 yield parse_order_line(line, attempt)
         except (CorruptedError, ValueError, IndexError) as error:
@@ -203,11 +206,11 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
 
 
 _TAIL_BYTES = 1 << 16
-"""Longer than an order line of some thousand ranks."""
+"""Bytes to read at the end of a file; an order line with some thousand ranks is shorter."""
 
 
 def _read_last_entry(path: Path) -> OrderEntry | None:
-    """Return the last complete entry of an order file; None without one."""
+    """Return the last complete entry of an order file; None if there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -231,9 +234,10 @@ def _read_findings(path: Path) -> tuple[Finding, ...]:
 
 
 def _read_lines(path: Path, span: LineSpan | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the complete lines with their numbers; a line without an end is still being written.
+    """Yield the complete lines with their numbers; a line without a line end is still being
+    written.
 
-    Of a part of the file, with numbers from 1.
+    In a part of the file, numbers begin with 1.
     """
     try:
         with path.open("rb") as file:
@@ -250,9 +254,9 @@ def _read_lines(path: Path, span: LineSpan | None = None) -> Iterator[tuple[int,
 
 
 def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
-    """Return the hints of a job; without an id, of the job written last.
+    """Return the hints of a job; without an id, those of the job whose hints were written last.
 
-    CorruptedError when the file is missing or invalid, or the job is not in it.
+    CorruptedError when the file is missing or invalid, or has no hints of the job.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
     with named_errors(path):
@@ -272,22 +276,23 @@ def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
 
 
 _MIN_BYTES = 64 << 20
-"""Of a shorter file, reading all of it takes no longer than loading pyarrow."""
+"""Size in bytes below which reading all of an order file takes no longer than loading pyarrow."""
 _MAX_ITERATIONS = 256
-"""Of more iterations than that, most of the file is read anyway."""
+"""Number of iterations above which most of the file has to be read anyway."""
 
 
 class LineSpan(NamedTuple):
-    """Lines that follow each other in a file, in bytes."""
+    """Consecutive lines of a file, as a range of bytes."""
 
     start: int
     end: int
 
 
 def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[LineSpan] | None:
-    """Return where the lines of iterations are in an order file, in the order of the file.
+    """Return the ranges of an order file that have the lines of iterations, in the order of the
+    file.
 
-    None where all lines have to be looked at: an iteration has no table, or one of another order.
+    None if all lines have to be read: an iteration has no table, or the table of another order.
     """
     spans = iterations.spans
     if spans is None or sum(high - low + 1 for low, high in spans) > _MAX_ITERATIONS:
@@ -310,7 +315,9 @@ def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[Lin
 
 
 def _read_positions(path: Path) -> tuple[int, int] | None:
-    """Return the first and the last position in the table of an iteration."""
+    """Return the first and the last position in the table of an iteration; None if it cannot be
+    read.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -330,7 +337,7 @@ def _read_positions(path: Path) -> tuple[int, int] | None:
 
 
 def _find_span(file: BinaryIO, iteration: int, positions: tuple[int, int]) -> LineSpan | None:
-    """Return the lines of an iteration; None where the positions are not those of its lines."""
+    """Return the lines of an iteration; None if other lines have these positions."""
     start, last = (_find_line(file, position) for position in positions)
     found = [_read_numbers(file, place) for place in (start, last)]
     if found != [(position, iteration) for position in positions]:
@@ -339,8 +346,8 @@ def _find_span(file: BinaryIO, iteration: int, positions: tuple[int, int]) -> Li
 
 
 def _find_line(file: BinaryIO, position: int) -> int:
-    """Return where the first line begins that has at least a position; ValueError for another
-    file.
+    """Return where the first line with at least this position begins; ValueError if the file is no
+    order file.
     """
     file.seek(0)
     first, end = len(file.readline()), file.seek(0, os.SEEK_END)
@@ -349,14 +356,14 @@ def _find_line(file: BinaryIO, position: int) -> int:
         numbers = _read_numbers(file, place + len(_read_line(file, place)))
         return numbers[0] if numbers is not None else math.inf
 
-    # All lines that begin behind it have the position, or a later one.
+    # Every line that begins after `low` has the position or a later one.
     low = first + bisect_left(range(first, end), position, key=read_position_behind)
     line = _read_numbers(file, low)
     return low if line is None or line[0] >= position else low + len(_read_line(file, low))
 
 
 def _read_numbers(file: BinaryIO, place: int) -> tuple[int, int] | None:
-    """Return position and iteration of a line; None where no whole line is."""
+    """Return the position and iteration of the line at a place; None if no whole line is there."""
     line = _read_line(file, place)
     if not line.endswith(b"\n"):
         return None

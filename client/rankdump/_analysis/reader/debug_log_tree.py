@@ -1,6 +1,7 @@
-"""Logs of torch's DebugMode as a tree of statistics: a file is one iteration of one rank.
+"""Logs of torch's DebugMode as a tree of statistics, in which each file is one iteration of one
+rank.
 
-Rank and iteration are in the names, such as `step3/rank_1.json`; without them they are 0.
+Rank and iteration are taken from names such as `step3/rank_1.json`; if a name has none, they are 0.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ DEBUG_MODE = "torch DebugMode"
 
 
 def is_debug_log_tree(root: Path) -> bool:
-    """Return whether a file is a log, or a folder has one."""
+    """Return whether a path is a log of DebugMode, or a folder with one."""
     return next(find_marked_files(root, is_debug_log), None) is not None
 
 
 def find_debug_logs(root: Path) -> list[tuple[Path, CallPlace]]:
-    """Return the logs with rank and iteration; CorruptedError where two have the same."""
+    """Return the logs with rank and iteration; CorruptedError if two logs have the same ones."""
     found: dict[CallPlace, Path] = {}
     base = root.parent if root.is_file() else root
     for path in find_marked_files(root, is_debug_log):

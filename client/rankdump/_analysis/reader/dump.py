@@ -1,5 +1,5 @@
-"""Dump tree as a Python object: its tensors, arrays, statistics and source lines, each read on
-first use.
+"""Dump tree as a Python object: its tensors, arrays, statistics and source lines, each of which is
+read on first use.
 """
 
 from __future__ import annotations
@@ -72,14 +72,16 @@ if TYPE_CHECKING:
 
 
 def check_ours(root: Path) -> None:
-    """Raise CorruptedError when a folder is a dump of another tool that has no tensors."""
+    """Raise a CorruptedError if a folder is a dump of another tool that has no tensors."""
     reader = find_foreign_reader(root)
     if reader is not None and reader.read_calls is None:
         reader.read_tree(root, ())
 
 
 def open_dump(path: str | PathLike[str]) -> Dump:
-    """Return the dump in a folder, or in a file of another tool; CorruptedError if it is none."""
+    """Return the dump in a folder, or in a file of another tool; CorruptedError if there is no
+    dump.
+    """
     root = Path(fspath(path))
     if root.is_file() and find_foreign_reader(root) is not None:
         check_ours(root)
@@ -101,7 +103,9 @@ def open_dump(path: str | PathLike[str]) -> Dump:
 
 
 class _TreeCache:
-    """Cache of the parts of a tree that were read, shared by all dumps selected from it."""
+    """Cache of the parts of a tree that were read; all dumps that were selected from the tree share
+    it.
+    """
 
     def __init__(self, root: Path, job_id: str = "", attempt: int | None = None) -> None:
         self.root, self.job_id, self.attempt = root, job_id, attempt
@@ -112,14 +116,15 @@ class _TreeCache:
     def tree(self, queries: tuple[Query, ...]) -> Tree:
         """Return a tree with at least the places that the queries select."""
         places = tuple(query.places for query in queries if not query.places.empty)
-        for count in range(len(places) + 1):  # a tree of fewer queries contains this one
+        # a tree that was read for a subset of the queries has at least their places
+        for count in range(len(places) + 1):
             if places[:count] in self._trees:
                 return self._trees[places[:count]]
         tree = walk(self.root, *places, job_id=self.job_id, attempt=self.attempt)
         return self._trees.setdefault(places, tree)
 
     def list_problems(self) -> tuple[str, ...]:
-        """Return the problems of the parts that were read."""
+        """Return the problems in the parts that were read."""
         return tuple(problem for tree in self._trees.values() for problem in tree.problems)
 
     def of_attempt(self, attempt: int) -> _TreeCache:
@@ -163,7 +168,7 @@ class Dump:
 
     @property
     def walked_problems(self) -> tuple[str, ...]:
-        """Those of the parts that were read so far; reads nothing for them."""
+        """Problems of the parts that were read so far; nothing is read for this."""
         return self._source.list_problems()
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
@@ -179,14 +184,16 @@ class Dump:
         return self if query.empty else Dump(self._source, (*self._queries, query))
 
     def of_job(self, job_id: str) -> Dump:
-        """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
+        """Return the dump of one of several jobs; if the tree has no such job, CorruptedError lists
+        the jobs.
+        """
         if not find_other_sessions(self.root, job_id):
             return self
         return Dump(self._source.of_job(job_id), self._queries)
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """Attempts of the job, ascending; a job that was not restarted has attempt 0 alone."""
+        """Attempts of the job, ascending; a job that was not restarted has only attempt 0."""
         return self._tree.attempts
 
     @property
@@ -194,7 +201,7 @@ class Dump:
         """Whether tensors of several attempts of one job are selected."""
         if self._source.attempt is not None:
             return False
-        # One manifest of each session shows it for most dumps; the whole tree may be large.
+        # For most dumps, one manifest of each session is sufficient; the whole tree may be large.
         known = {status.attempt for status in read_first_statuses(self.root).values()}
         known.update(each.status.attempt for each in read_tree_sessions(self.root))
         return len(known) > 1 and len(self.attempts) > 1 and len(self.jobs) == 1
@@ -206,14 +213,14 @@ class Dump:
 
     @property
     def dropped_count(self) -> int:
-        """Number of tensors that the plan selects and that are not in the tree, as far as its
+        """Number of tensors that the plan selects and that are not in the tree, as far as the
         manifests count them.
         """
         return count_tree_drops(self._tree)
 
     def list_jobs_by_time(self) -> tuple[str, ...]:
-        """Return the jobs that may be selected with `of_job`, the one that began last at the end;
-        a dump of one job has only that.
+        """Return the jobs that `of_job` can select, the one that began last at the end. A dump that
+        is restricted to one job has only that job.
         """
         own = self._source.job_id
         return (own,) if own else list_jobs_by_time(self.root)
@@ -229,25 +236,25 @@ class Dump:
 
     @property
     def world_size(self) -> int:
-        """Largest number of ranks of a job in the manifests; 0 where it is not known."""
+        """Largest number of ranks of a job according to the manifests; 0 if it is not known."""
         return max((manifest.world_size for manifest in self._tree.manifests), default=0)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it is a part that filters, a job or an attempt select."""
+        """Whether this dump is a part that filters, a job or an attempt select."""
         source = self._source
         return bool(self._queries or source.job_id or source.attempt is not None)
 
     @property
     def filed_iterations(self) -> frozenset[int]:
-        """Iterations of which a rank has files of tensors; constants belong to none."""
+        """Iterations in which any rank has files of tensors; constants belong to no iteration."""
         places = self._tree.entries.graphs_in_time
         return frozenset(when for _, _, when in places if when is not None)
 
     @property
     def tabled_tensors(self) -> int:
-        """Number of tensors of iterations without files, where all of these are rows of tables of
-        one iteration that manifests list; else 0.
+        """Number of tensors in iterations without files, if all of them are listed in manifests and
+        are rows of tables with one iteration each; else 0.
         """
         tree, filed = self._tree, self.filed_iterations
         listed = {(each.status.rank, each.status.iteration) for each in tree.manifests}
@@ -267,7 +274,8 @@ class Dump:
 
     @property
     def retired(self) -> tuple[tuple[int, int], ...]:
-        """Ranks and iterations that were removed by age or size, and so are not missing.
+        """Ranks and iterations that retention has removed by age or size, and that therefore do not
+        count as missing.
 
         Only the filters of rank and iteration apply.
         """
@@ -275,7 +283,7 @@ class Dump:
 
     @property
     def graphs(self) -> tuple[int, ...]:
-        """Graphs, or numbers of models, ascending."""
+        """Numbers of graphs or models, ascending."""
         return tuple(sorted({graph for _, graph, _ in self._places}))
 
     @property
@@ -287,13 +295,13 @@ class Dump:
     def operators(self) -> tuple[str, ...]:
         """Names of operators and parameters, in the order in which the first rank ran them.
 
-        Raw where a manifest has them, else as the files spell them.
+        Names are raw if a manifest has them, else as the files spell them.
         """
         return tuple(dict.fromkeys(tensor.op_name for tensor in self._iterate_named()))
 
     @property
     def constants(self) -> tuple[Entry, ...]:
-        """Tensors that never change, each dumped once for its graph."""
+        """Tensors that never change, each of which is dumped once for its graph."""
         return tuple(entry for entry in self._entries if entry.key.constant)
 
     def tensors(self, **filters: Unpack[Filters]) -> list[Entry]:
@@ -357,7 +365,7 @@ class Dump:
         return any(each.fingerprints is not None for each in self._tree.manifests)
 
     def read_fingerprints(self, problems: list[str]) -> FingerprintsByRecord:
-        """Return the fingerprints of the ranks and iterations that the filters select; adds a
+        """Return the fingerprints of the ranks and iterations that the filters select; add a
         problem for each damaged file.
         """
         if not self.has_fingerprints:
@@ -404,8 +412,8 @@ class Dump:
     def cards(self) -> tuple[RankCard, ...]:
         """Run cards by rank and iteration: what each iteration was computed from.
 
-        Only the filters of rank, iteration and attempt apply. Empty for trees without cards; those
-        that cannot be read are left out, and `card_problems` names them.
+        Only the filters of rank, iteration and attempt apply. Empty for a tree without run cards;
+        cards that cannot be read are left out, and `card_problems` names them.
         """
         return self.found_cards.cards
 
@@ -416,7 +424,7 @@ class Dump:
 
     @cached_property
     def found_cards(self) -> FoundCards:
-        """Run cards with what is wrong with others."""
+        """Run cards, together with the problems of cards that cannot be read."""
         return self._read_cards(self._keeps_place)
 
     def find_cards_of(self, iterations: Container[int]) -> FoundCards:
@@ -445,7 +453,7 @@ class Dump:
         return found
 
     def _join_shards(self, entry: Entry, layout: TensorLayout) -> npt.NDArray[Any]:
-        """Return the logical tensor of which an entry is a shard."""
+        """Return the logical tensor that an entry is a shard of."""
         every = Dump(self._source)
         entries = {entry.key.rank: entry}
         for rank in layout.mesh.list_ranks():
@@ -480,7 +488,7 @@ class Dump:
 
     @cached_property
     def _places(self) -> set[tuple[int, int, int | None]]:
-        """Rank, graph and iteration of the tensors; the iteration of constants is None."""
+        """Rank, graph and iteration of each tensor; the iteration of constants is None."""
         queries = self._queries
         found = find_places_by_name(self._tree, self._places_asked)
         if found is not None and all(query == query.places for query in queries):
@@ -489,7 +497,7 @@ class Dump:
         return {(key.rank, key.graph, None if key.constant else key.iteration) for key in keys}
 
     def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
-        """Return the tensors of a place by their keys, and cache them."""
+        """Return the tensors of a place by key; the result is cached."""
         if place not in self._by_key:
             at = place.iteration
             iterations = IterationSelection(str(at), ((at, at),)) if place.dated else None

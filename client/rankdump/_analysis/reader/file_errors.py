@@ -1,4 +1,4 @@
-"""Errors of files: with the path in front, and as problems beside what could be read."""
+"""Errors about files: raised with the path in front, or collected as problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rankdump.errors import CorruptedError
 
 @contextmanager
 def named_errors(path: str | Path) -> Generator[None]:
-    """Have errors about a file name it: CorruptedError where it cannot be read or is damaged."""
+    """Add the path to errors about a file; CorruptedError if the file cannot be read or
+    is damaged.
+    """
     try:
         yield
     except OSError as error:
@@ -22,7 +24,7 @@ def named_errors(path: str | Path) -> Generator[None]:
 
 @contextmanager
 def noted_errors(problems: list[str]) -> Generator[None]:
-    """Add an error about a damaged file to the problems, and go on behind the block."""
+    """Add an error about a damaged file to the problems, and continue after the block."""
     try:
         yield
     except CorruptedError as error:

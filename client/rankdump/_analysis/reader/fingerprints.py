@@ -1,5 +1,5 @@
-"""Fingerprints of the records of manifests, from the files beside them. Every file is compared with
-its size and digest in the manifest before a row of it is used; nothing is unpickled.
+"""Fingerprints for the records of manifests, read from the files beside the manifests. Every file
+is compared with its size and digest in the manifest before a row is used; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from rankdump.errors import CorruptedError
 
 
 class RecordedFingerprint(NamedTuple):
-    """Fingerprint of a tensor, as a tree has it."""
+    """Fingerprint of a tensor as it was recorded in a tree."""
 
     digest: int | None
-    """0 to 2**64 - 1; None for one of partial values, whose bits do not add up."""
+    """Digest from 0 to 2**64 - 1; None for partial values, whose bits do not add up."""
     sketch: bytes
-    """Sums of float32, little endian."""
+    """Sums of the sketch as float32, little endian."""
 
 
 FingerprintsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], RecordedFingerprint]"
-"""By rank and record."""
+"""Fingerprints by rank and record."""
 
 
 def find_fingerprint_path(manifest_path: str) -> str:
-    """Return the path of the file beside a manifest, both below the root."""
+    """Return the path of the fingerprint file beside a manifest; both paths are relative to the
+    root.
+    """
     folder, _, name = manifest_path.rpartition("/")
     rank_folder = folder.removesuffix(f"/{MANIFEST_FOLDER}")
     return f"{rank_folder}/{FINGERPRINT_FOLDER}/{make_fingerprint_name(name)}"
@@ -48,7 +50,9 @@ def find_fingerprint_path(manifest_path: str) -> str:
 def check_fingerprint_file(
     data: bytes | memoryview, seal: FingerprintSeal, records: int
 ) -> npt.NDArray[Any]:
-    """Return the rows of a file; CorruptedError when it is not that of the manifest."""
+    """Return the rows of a fingerprint file; CorruptedError when the file does not match the
+    manifest.
+    """
     _check_size(len(data), seal)
     digest = xxhash.xxh3_128_hexdigest(data)
     if digest != seal.digest:
@@ -64,7 +68,8 @@ def _check_size(size: int, seal: FingerprintSeal) -> None:
 def read_fingerprints(
     access: TreeAccess, manifest_path: str, manifest: Manifest, records: int, problems: list[str]
 ) -> npt.NDArray[Any] | None:
-    """Return the rows of the file beside a manifest with so many records, None where there is none.
+    """Return the rows of the fingerprint file beside a manifest with `records` records; None if
+    there is no file.
 
     Adds a problem for a file that is damaged or cannot be read.
     """
@@ -73,7 +78,8 @@ def read_fingerprints(
     path = find_fingerprint_path(manifest_path)
     folder, _, name = path.rpartition("/")
     with noted_errors(problems), named_errors(access.root / path):
-        _check_size(access.stat(path).st_size, manifest.fingerprints)  # a huge file is not read
+        # checked first, so that a huge file is not read
+        _check_size(access.stat(path).st_size, manifest.fingerprints)
         return check_fingerprint_file(access.read(folder, name), manifest.fingerprints, records)
     return None
 
@@ -81,8 +87,8 @@ def read_fingerprints(
 def read_fingerprints_of_tree(
     root: Path, keeps: Callable[[int, int], bool], problems: list[str]
 ) -> FingerprintsByRecord:
-    """Return the fingerprints of the kept ranks and iterations of a tree; reads only manifests of
-    ranks that have some.
+    """Return the fingerprints of the kept ranks and iterations of a tree; reads only the manifests
+    of ranks that have some.
     """
     found: FingerprintsByRecord = {}
     for folder in list_rank_folders(root):
@@ -92,7 +98,7 @@ def read_fingerprints_of_tree(
             try:
                 manifest = Manifest.from_json(path.read_bytes())
             except (OSError, CorruptedError):
-                continue  # the walk has told it
+                continue  # reported when the tree is read
             if keeps(manifest.status.rank, manifest.status.iteration):
                 _add_records(found, root, path.relative_to(root).as_posix(), manifest, problems)
     return found

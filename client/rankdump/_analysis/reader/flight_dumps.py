@@ -1,6 +1,6 @@
-"""Dumps of torch's Flight Recorder: what each rank had called, and the order of all ranks.
+"""Dumps of torch's Flight Recorder: the calls of each rank, and the merged order of all ranks.
 
-A dump is a file of one rank, whose number is the last one in its name. It has no tensors.
+A dump is a file of one rank, whose number is the last number in the file name. It has no tensors.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_NAMED = 8
 
 
 def is_flight_folder(root: Path) -> bool:
-    """Return whether a file is a dump of the recorder, or a folder has one."""
+    """Return whether a path is a dump of the Flight Recorder, or a folder with one."""
     return next(find_marked_files(root, is_flight_dump), None) is not None
 
 
 def reject_flight_tree(root: Path, queries: Sequence[Query]) -> Tree:
-    """Raise CorruptedError: a dump of the recorder has nothing that a tree is made of."""
+    """Raise a CorruptedError, because a dump of the Flight Recorder has no tensors."""
     raise CorruptedError(
         f"{root}: a dump of torch's Flight Recorder has collectives but no tensors or statistics: "
         "rankdump ls lists them, and rankdump order merges those of all ranks"
@@ -46,7 +46,9 @@ def reject_flight_tree(root: Path, queries: Sequence[Query]) -> Tree:
 
 
 def read_flight_dumps(root: Path) -> list[FlightDump]:
-    """Return the dumps in a folder, or in one file, by rank; CorruptedError names the bad file."""
+    """Return the dumps in a folder, or in one file, by rank; CorruptedError names the file at
+    fault.
+    """
     found: dict[int, tuple[Path, FlightDump]] = {}
     for path in find_marked_files(root, is_flight_dump):
         rank = find_last_number(path.name.removesuffix(".json"))
@@ -74,7 +76,9 @@ def read_flight_dump(path: Path, rank: int) -> FlightDump:
 
 
 def read_flight_order(root: Path) -> MergedCalls:
-    """Return the order of the calls of all ranks; those of the same group and number are one."""
+    """Return the merged order of the calls of all ranks; calls with the same group and number are
+    one entry.
+    """
     dumps = read_flight_dumps(root)
     members = _find_members(dumps)
     first = _find_first_numbers(dumps)
@@ -91,14 +95,16 @@ def read_flight_order(root: Path) -> MergedCalls:
 
 
 def _identify_group(group: FlightGroup) -> tuple[str, tuple[int, ...]]:
-    # Groups that were split from one may have the same name.
+    # Groups that were created by splitting one group may have the same name.
     return group.name, group.members
 
 
 def _find_members(
     dumps: Sequence[FlightDump],
 ) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
-    """Return the members of each group: those in the dumps, else the ranks that called it."""
+    """Return the members of each group, from the dumps; if these lack them, the ranks that called
+    it.
+    """
     callers: defaultdict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
     for dump in dumps:
         for call in dump.calls:
@@ -109,7 +115,7 @@ def _find_members(
 def _find_first_numbers(dumps: Sequence[FlightDump]) -> dict[tuple[int, str], int]:
     """Return the first collective of each rank and group that its ring still has; 0 if it has all.
 
-    What came before it may have been called, so that its absence shows nothing.
+    Earlier collectives may have been called, so their absence proves nothing.
     """
     found: dict[tuple[int, str], int] = {}
     for dump in dumps:
@@ -147,7 +153,7 @@ def _make_rank_call(
 
 
 def _describe_states(dumps: Sequence[FlightDump]) -> list[str]:
-    """Return one sentence for each state in which calls are not complete."""
+    """Return one sentence for each state of calls that are not complete."""
     by_state: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for dump in dumps:
         for call in dump.calls:
@@ -162,7 +168,9 @@ def _describe_states(dumps: Sequence[FlightDump]) -> list[str]:
 
 
 def _find_lone_messages(programs: dict[tuple[int, int], list[RankCall]]) -> list[Finding]:
-    """Return the sends without a receive and the receives without a send, between these ranks."""
+    """Return findings about sends without a receive and receives without a send, between these
+    ranks.
+    """
     ends: defaultdict[tuple[str, int, int, int], set[EventKind]] = defaultdict(set)
     named: dict[tuple[str, int, int, int], tuple[int, RankCall]] = {}
     ranks = {rank for _, rank in programs}
@@ -191,7 +199,7 @@ def _find_lone_messages(programs: dict[tuple[int, int], list[RankCall]]) -> list
 
 
 def _find_silent_ranks(dumps: Sequence[FlightDump]) -> list[Finding]:
-    """Return the members of groups of which there is no dump."""
+    """Return findings about members of groups that have no dump."""
     there = {dump.rank for dump in dumps}
     every = {rank for dump in dumps for call in dump.calls for rank in call.group.members}
     silent = tuple(sorted(every - there))

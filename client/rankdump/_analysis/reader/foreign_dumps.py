@@ -1,8 +1,9 @@
-"""Dumps of other tools that are no trees of folders: by what each is known, and who reads it.
+"""Dumps of other tools, which are no trees of folders like ours: how each is recognised, and which
+reader it has.
 
-A reader makes the same `Tree` as a walk, so that what follows does not know the difference. It is
-asked only where a root has none of the folders of `_layout.dump_folders`. A new tool is one
-`ForeignReader`.
+A reader makes the same `Tree` as reading our trees does, so that later code need not tell them
+apart. A reader is tried only if a root has none of the folders in `_layout.dump_folders`. A new
+tool is one more `ForeignReader`.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
 
 OperatorStacks = Iterator[tuple[str, str, tuple[SourceLine, ...]]]
-"""Type, name and stack of each call, outermost line first."""
+"""Type, name and stack of each call; the outermost line of a stack is first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignReader:
-    """What is read of the dumps of one tool."""
+    """Functions that read the dumps of one tool."""
 
     tool: str
     table_noun: str
-    """What its files with statistics are called in sentences."""
+    """Name of the tool's files with statistics in sentences."""
     recognises: Callable[[Path], bool]
-    """Whether a file or folder is such a dump; it reads names and starts of files."""
+    """Returns whether a file or folder is such a dump; it reads only names and the beginnings of
+    files.
+    """
     read_tree: Callable[[Path, Sequence[Query]], Tree]
-    """Restricted to the places of the queries."""
+    """Reads the tree, restricted to the places that the queries select."""
     read_calls: Callable[[Table], list[ForeignCall]] | None = None
-    """Calls in a file with statistics; None where the dump has no tensors."""
+    """Reads the calls in a file with statistics; None if the dumps have no tensors."""
     find_stacks: Callable[[Path], list[tuple[Path, CallPlace]]] | None = None
     parse_stacks: Callable[[bytes], OperatorStacks] | None = None
     read_order: Callable[[Path], MergedCalls] | None = None
-    """None where the order is that of the calls in the tables."""
+    """Reads the merged order; None if the order is that of the calls in the tables."""
 
 
 FOREIGN_READERS = (
@@ -79,23 +82,25 @@ _BY_TOOL = {reader.tool: reader for reader in FOREIGN_READERS}
 
 
 def find_foreign_reader(root: Path) -> ForeignReader | None:
-    """Return who reads a file or folder; None where it is no dump of another tool."""
+    """Return the reader for a file or folder; None if it is no dump of another tool."""
     return next((reader for reader in FOREIGN_READERS if reader.recognises(root)), None)
 
 
 def get_foreign_reader(tool: str) -> ForeignReader:
-    """Return the reader of a tool, as in `Tree.tool` and `Table.form`."""
+    """Return the reader of a tool by its name, as in `Tree.tool` and `Table.form`."""
     return _BY_TOOL[tool]
 
 
 def read_foreign_tree(root: Path, queries: Sequence[Query]) -> Tree | None:
-    """Return the tree of a dump of another tool; None where a root is none."""
+    """Return the tree of a dump of another tool; None if a root is no such dump."""
     reader = find_foreign_reader(root)
     return None if reader is None else reader.read_tree(root, queries)
 
 
 def check_foreign_request(root: Path, *, balances: bool, job_id: str, attempt: int | None) -> None:
-    """Raise CorruptedError where that is asked for of another tool which only our trees have."""
+    """Raise a CorruptedError if something is requested of another tool's dump that only our trees
+    have.
+    """
     lacks = "balances of iterations" if balances else "jobs" if job_id else ""
     lacks = lacks or ("attempts" if attempt else "")
     reader = find_foreign_reader(root) if lacks else None
@@ -106,19 +111,21 @@ def check_foreign_request(root: Path, *, balances: bool, job_id: str, attempt: i
 
 
 def read_foreign_rows(table: Table) -> Iterator[Figures]:
-    """Yield the rows of a file of another tool; CorruptedError where it is damaged."""
+    """Yield the rows of another tool's file; CorruptedError if the file is damaged."""
     yield from make_rows(table, _read_calls(table))
 
 
 def read_foreign_stacks(path: Path, tool: str) -> OperatorStacks:
-    """Yield the calls of a file with their stacks; CorruptedError where it is damaged."""
+    """Yield the calls in another tool's file with their stacks; CorruptedError if the file is
+    damaged.
+    """
     parse = get_foreign_reader(tool).parse_stacks
     with named_errors(path):
         yield from parse(path.read_bytes()) if parse is not None else ()
 
 
 def read_foreign_order(root: Path) -> MergedCalls | None:
-    """Return the merged order of a dump of another tool; None where a root is none."""
+    """Return the merged order of another tool's dump; None if a root is no such dump."""
     reader = find_foreign_reader(root)
     if reader is None:
         return None
@@ -145,7 +152,7 @@ def _read_calls(table: Table) -> list[ForeignCall]:
 def _make_rank_call(call: ForeignCall, ranks: tuple[int, ...]) -> RankCall:
     kind = find_collective_kind(call.op_type) if call.is_collective else EventKind.OPERATOR
     is_shared = kind.is_collective
-    # Members of a group other than the default one are not known.
+    # Only the members of the default group are known.
     members = ranks if is_shared and not call.group else ()
     key = (kind, call.group) if is_shared else None
     return RankCall(call.op_name, kind, key, call.group, members)

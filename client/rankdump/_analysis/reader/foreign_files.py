@@ -1,8 +1,8 @@
-"""Files that other tools wrote, one for each rank, in a folder or below folders of steps, and their
-tensors as entries and rows of statistics.
+"""Files that other tools wrote, one for each rank, in a folder or in subfolders for steps, and
+their tensors as entries and rows of statistics.
 
-A tensor's time stamp is its number among those of its file, from 1: the order of execution. What
-the tool says of a tensor is its record.
+The time stamp of a tensor is its number among the tensors of its file, from 1, so time stamps
+follow the execution order. The facts that the tool has about a tensor become its record.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from rankdump._layout.foreign_calls import (
 
 _MAX_START_BYTES = 4096
 _MAX_LISTED = 1 << 16
-"""Files of a folder that are looked at: a folder with more of them is no dump of these tools."""
+"""Largest number of files of a folder that are examined; a folder with more is no dump of these
+tools.
+"""
 _SUFFIXES = ("", ".json", ".log", ".txt", ".pkl", ".pickle")
-"""Of files that are opened; tensors of other dumps are not."""
+"""Suffixes of files that are opened; files with tensors of other dumps have other suffixes."""
 
 
 def find_marked_files(root: Path, is_wanted: Callable[[bytes], bool]) -> Iterator[Path]:
-    """Yield the root, or the files in it and one folder below, that begin as is wanted, by name."""
+    """Yield the root, or the files in it and in its subfolders, whose beginning `is_wanted`
+    accepts, by name.
+    """
     if root.is_file():
         yield from (path for path in (root,) if is_wanted(read_start(path)))
         return
@@ -56,7 +60,7 @@ def _list_items(folder: Path) -> list[Path]:
 
 
 def read_start(path: Path) -> bytes:
-    """Return the first bytes of a file; none where it cannot be read."""
+    """Return the first bytes of a file; none if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_START_BYTES)
@@ -74,9 +78,9 @@ def make_entries(
     calls: Sequence[ForeignCall],
     file_bytes: Mapping[str, int],
 ) -> Iterator[Entry]:
-    """Yield the tensors with a file in a folder below the root; others are left out.
+    """Yield the tensors that have a file in a folder below the root; other tensors are left out.
 
-    `file_bytes` are the sizes of the files in the folder by name.
+    `file_bytes` contains the sizes of the folder's files by name.
     """
     for number, call, tensor in _number_tensors(calls):
         size = file_bytes.get(tensor.file)
@@ -87,7 +91,7 @@ def make_entries(
 
 
 def make_rows(table: Table, calls: Sequence[ForeignCall]) -> Iterator[Figures]:
-    """Yield a row for each tensor of a file, with the statistics that it has."""
+    """Yield a row with the known statistics for each tensor of a file."""
     place = CallPlace(table.rank, table.iteration)
     for number, call, tensor in _number_tensors(calls):
         values = {_TITLES[item]: repr(value) for item, value in tensor.statistics.items()}

@@ -1,8 +1,9 @@
-"""Full scope names of tensors that no manifest names: of an iteration that is being written, or
-whose rank was killed. They come from the newest manifest of the rank and from its graphs.
+"""Full scope names of tensors that no manifest names, because their iteration is still being
+written, or their rank was killed. The names come from the newest manifest of the rank and from its
+graphs.
 
-Files and tables spell a name with `_` for its separators, which more than one name may become; such
-a spelling is not restored. Trees of MindSpore itself keep the spelling of their files.
+Files and tables replace separators in a name by `_`, so several names may have the same spelling;
+such a spelling has no full name. Trees of MindSpore itself keep the spelling of their files.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ _GRAPH_PARAMETER = re.compile(r"%para[0-9]+_(\S+): <")
 
 
 class FullNames:
-    """Full names by rank and spelling; those of a rank are read when the first is asked for."""
+    """Full names by rank and spelling; those of a rank are read when the first one is needed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._of_ranks: dict[int, Mapping[str, str]] = {}
 
     def find(self, rank: int, spelt: str) -> str:
-        """Return the full name of an operator or parameter as files spell it; empty if unknown."""
+        """Return the full name of an operator or parameter, given its spelling in files; empty if
+        it is unknown.
+        """
         if rank not in self._of_ranks:
             self._of_ranks[rank] = index_full_names(_read_names(self._root, rank))
         return self._of_ranks[rank].get(spelt, "")
 
 
 def index_full_names(names: Iterable[str]) -> dict[str, str]:
-    """Return full names by the spelling of files and tables, without those that share one.
+    """Return full names by their spelling in files and tables, without spellings that several names
+    share.
 
     >>> index_full_names(["Default/a.b", "fc.weight", "fc/weight"])
     {'Default_a_b': 'Default/a.b'}
@@ -56,11 +60,11 @@ def index_full_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _read_names(root: Path, rank: int) -> Iterator[str]:
-    """Yield the names of operators and parameters of a rank, and of their gradients."""
+    """Yield the names of a rank's operators and parameters, and of their gradients."""
     files = list_rank_manifests(root, rank)
     if not files and not any(each.status.rank == rank for each in read_tree_sessions(root)):
         return
-    # One after the other from the newest, until one of them can be read.
+    # Manifests are tried from the newest one on, until one can be read.
     newest = next(read_manifests(reversed(files), []), None)
     yield from (record.op_name for record in (newest.records if newest is not None else ()))
     for path in sorted((root / make_rank_folder(rank) / GRAPH_FOLDER).glob("*.ir")):

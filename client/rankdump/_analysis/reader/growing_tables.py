@@ -1,11 +1,11 @@
-"""Tables with rows of several iterations: `statistic.csv` of a device of CANN's, and the info file
-of an API dump. Where each line begins, and of which iteration it is, are columns; only the lines
-of an iteration that is asked for become objects.
+"""Tables with rows of several iterations: `statistic.csv` of a device in CANN's trees, and the info
+file of an API dump. The position and the iteration of each line are kept as columns; only the lines
+of a requested iteration become objects.
 
-In an info file of rankdump each line has its step. In one of troubleshooter's api_dump the step of
-every line is 1: there a step is a block of forward lines followed by a block of backward lines, as
-its own comparison assumes, and a file without backward lines is one step. A line of `statistic.csv`
-has a time, and the manifest with that time has the iteration.
+In an info file of rankdump each line has its step. In an info file of troubleshooter's api_dump the
+step of every line is 1; there, a step is a block of forward lines followed by a block of backward
+lines, as its own comparison assumes, and a file without backward lines is one step. A line of
+`statistic.csv` has a time stamp, and the manifest with this time stamp tells the iteration.
 """
 
 from __future__ import annotations
@@ -51,33 +51,37 @@ _FINITE_LINE = re.compile(
     rb"\[[0-9, ]*\], \[" + _NUMBER + rb", " + _NUMBER + rb", (?:" + _NUMBER + rb"|NaN|null)\]"
     rb'(?:, (?:"[^"\\]*"|\[\]), (?:' + _NUMBER + rb"|NaN|\[\]))?\]\s*\Z"
 )
-"""A line of an info file with a row, of a tensor whose maximum and minimum are finite."""
+"""Matches a line of an info file that has a row, if the tensor's maximum and minimum are finite."""
 _LAYER_LINE = f'["{LAYER_KIND}_'.encode()
-"""Begin of the line of a layer mark."""
+"""First bytes of the line of a layer mark."""
 _PLAIN_END = b"]]"
-"""Of a line without a norm."""
+"""End of a line without a norm."""
 _NO_NUMBERS = (b"NaN", b"null", b"[]", None)
 
 NameFilter: TypeAlias = "Callable[[str], bool]"
-"""Whether rows are wanted of an operator, by its name as the table spells it."""
+"""Function that returns whether rows of an operator are wanted, given its name as the table spells
+it.
+"""
 
 
 class _NumberedLine(NamedTuple):
     number: int
-    """From 1."""
+    """Number of the line, from 1."""
     text: bytes
 
 
 _RowMaker: TypeAlias = "Callable[[Iterable[_NumberedLine]], Iterator[Figures]]"
-"""Makes the rows of an iteration from its lines, in one part or in several."""
+"""Function that makes the rows of an iteration from its lines; it may get the lines in several
+parts.
+"""
 
 
 class _LineColumns(NamedTuple):
-    """Lines of a table that have a row, in order."""
+    """Positions, numbers and iterations of the lines that have a row, in order."""
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    """Behind the last byte of each, which is no line end."""
+    """Position after the last byte of each line, without its line end."""
     numbers: npt.NDArray[np.int64]
     iterations: npt.NDArray[np.int64]
 
@@ -86,12 +90,14 @@ class GrowingTable:
     """One table with rows of several iterations."""
 
     def __init__(self, table: Table, known: TableRecords) -> None:
-        """CorruptedError when it cannot be read at all, or a line has no place."""
+        """CorruptedError when the table cannot be read at all, or when the iteration of a line is
+        unknown.
+        """
         self._table = table
         self.damage = ""
-        """Error behind its rows; empty for an intact table."""
+        """Error after the rows that could be read; empty for an intact table."""
         self._header = b""
-        """Of a `statistic.csv`."""
+        """Header of a `statistic.csv`."""
         self._form: _InfoForm | _StatisticForm
         with self._open() as file:
             if table.info:
@@ -104,7 +110,7 @@ class GrowingTable:
                 self._lines = self._index_lines(file, start=len(header))
         found = np.unique(self._lines.iterations).tolist()
         self.iterations: list[int] = [each for each in found if known.is_asked(table, each)]
-        """Those that it has rows of, as far as they are asked for, ascending."""
+        """Requested iterations that the table has rows of, ascending."""
         by_iteration = np.argsort(self._lines.iterations, kind="stable")
         levels = self._lines.iterations[by_iteration]
         starts: list[int] = np.searchsorted(levels, np.array(found)).tolist()
@@ -121,7 +127,7 @@ class GrowingTable:
             yield from self._begin(iteration, keeps_name)(chain([first], lines))
 
     def read_all_rows(self) -> Iterator[Figures]:
-        """Yield the rows of all iterations that are asked for, in the order of the table."""
+        """Yield the rows of all requested iterations, in the order of the table."""
         left = {each: len(self._places[each]) for each in self.iterations}
         makers: dict[int, _RowMaker] = {}
         iterations = self._lines.iterations
@@ -137,15 +143,15 @@ class GrowingTable:
                     del makers[iteration]
 
     def count_finite_rows(self, iteration: int) -> int:
-        """Return the rows of an iteration of an info file without layer marks; 0 where one may not
-        be finite.
+        """Return the number of an iteration's rows in an info file, without layer marks; 0 if any
+        tensor may not be finite.
         """
         lines = [line.text for line in self._read_lines(self._places[iteration])]
         marks = sum(line.startswith(_LAYER_LINE) for line in lines)
         return len(lines) - marks if all(map(_FINITE_LINE.match, lines)) else 0
 
     def read_text(self, iteration: int) -> bytes:
-        """Return the lines of an iteration of a `statistic.csv` behind its header."""
+        """Return the lines of an iteration in a `statistic.csv`, with its header in front."""
         lines = (line.text.rstrip(b"\r") for line in self._read_lines(self._places[iteration]))
         return b"\n".join([self._header, *lines, b""])
 
@@ -173,7 +179,7 @@ class GrowingTable:
                 part = places[at : at + _LINES_AT_A_TIME]
                 starts, ends = self._lines.starts[part], self._lines.ends[part]
                 numbers = self._lines.numbers[part].tolist()
-                # Lines that follow each other are read at once.
+                # Consecutive lines are read together.
                 cuts = (np.flatnonzero(starts[1:] - ends[:-1] > 2) + 1).tolist()
                 for first, last in pairwise([0, *cuts, len(part)]):
                     begin = int(starts[first])
@@ -205,7 +211,9 @@ class GrowingTable:
     def _read_each_key(
         self, block: _TextBlock, number: int
     ) -> tuple[list[int], npt.NDArray[np.int64]]:
-        """Return the keys and places of the lines of a block that have a row, up to a damage."""
+        """Return the keys and positions of those lines of a block that have a row; reading ends at
+        damage.
+        """
         keys: list[int] = []
         kept: list[int] = []
         try:
@@ -229,11 +237,13 @@ class _TextBlock(NamedTuple):
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     is_torn: bool
-    """Whether it is the last line alone, which has no end."""
+    """Whether the block is only the last line, which has no line end."""
 
 
 def _iter_blocks(file: BinaryIO, *, start: int) -> Iterator[_TextBlock]:
-    """Yield the lines behind a place in blocks, and at last a line without an end by itself."""
+    """Yield the lines after a position in blocks; a last line without a line end is a block of its
+    own.
+    """
     rest = b""
     while data := file.read(_BLOCK_BYTES):
         data = rest + data
@@ -251,12 +261,12 @@ def _iter_blocks(file: BinaryIO, *, start: int) -> Iterator[_TextBlock]:
 
 
 def _clip(number: int) -> int:
-    """Return a number that fits into a column: other programs may write any."""
+    """Limit a number to what a column can hold, because other programs may write any number."""
     return max(-MAX_STAMP_US, min(number, MAX_STAMP_US))
 
 
 class _StatisticForm:
-    """What lines of `statistic.csv` mean; `_InfoForm` has the same methods."""
+    """Meaning of the lines of a `statistic.csv`; `_InfoForm` has the same methods."""
 
     def __init__(self, table: Table, known: TableRecords, header: bytes) -> None:
         self._table, self._known = table, known
@@ -264,9 +274,9 @@ class _StatisticForm:
         parse_statistic_table(self._decode(self._header), file=str(table.path))
 
     def read_key(self, line: _NumberedLine) -> int | None:
-        """Return what the iteration of a line is found by; None for a line without a row.
+        """Return the key that tells the iteration of a line; None for a line without a row.
 
-        CorruptedError for a line that is invalid.
+        CorruptedError for an invalid line.
         """
         found = _TIME.match(line.text)
         if found is not None:
@@ -277,7 +287,7 @@ class _StatisticForm:
         return _clip(row.timestamp_us)
 
     def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
-        """Return the keys of lines that follow each other; None where each has to be read."""
+        """Return the keys of consecutive lines; None if each line has to be parsed by itself."""
         found = list(map(_TIME.match, lines))
         return None if None in found else [int(each[1]) for each in found if each is not None]
 
@@ -288,7 +298,7 @@ class _StatisticForm:
         return keeps_name(self._decode(line.text.split(b",", 2)[1]))
 
     def begin(self, iteration: int, lines: Iterable[_NumberedLine]) -> _RowMaker:
-        """Return what makes the rows of an iteration, given all lines of it that are wanted."""
+        """Return a function that makes the rows of an iteration, given all its wanted lines."""
         return partial(self._make_rows, iteration)
 
     def _make_rows(self, iteration: int, lines: Iterable[_NumberedLine]) -> Iterator[Figures]:
@@ -311,12 +321,12 @@ class _StatisticForm:
 
 
 class _InfoForm:
-    """What lines of an info file mean."""
+    """Meaning of the lines of an info file."""
 
     def __init__(self, table: Table, known: TableRecords) -> None:
         self._table, self._known = table, known
         self._given: set[str] = set()
-        """Statistics that any line has; where another line lacks one, it is NaN."""
+        """Statistics that any line has had; if another line lacks one of them, its value is NaN."""
         self._backward: list[bool] = []
         self._has_steps = known.has_manifests(table)
 
@@ -342,8 +352,8 @@ class _InfoForm:
         return None if None in found else [int(each[2]) for each in found if each is not None]
 
     def _may_add(self, text: bytes) -> bool:
-        """Return whether a line may have a statistic that no line before had."""
-        # Most lines end with the summary, or with a norm that they have.
+        """Return whether a line may have a statistic that no earlier line had."""
+        # Most lines end with the summary, or with a norm that earlier lines had, too.
         if len(self._given) == len(INFO_ITEMS) or (
             text.endswith(_PLAIN_END) and self._given.issuperset(SUMMARY_ITEMS)
         ):
@@ -377,11 +387,12 @@ class _InfoForm:
         by_name: Mapping[str, Sequence[StatusAndRecord]],
         lines: Iterable[_NumberedLine],
     ) -> Iterator[Figures]:
-        """Yield the rows of lines; `left` are the lines of each name that were not read yet."""
+        """Yield the rows of lines; `left` contains the number of unread lines of each name."""
         for line in lines:
             parsed = self._parse(line)
             records = by_name.get(parsed.name, ())
-            # The last lines are those of the records: a killed process has written some before.
+            # If a name has more lines than records, a killed process wrote the first ones, and the
+            # last ones belong to the records.
             number = len(records) - left[parsed.name]
             left[parsed.name] -= 1
             status, record = records[number] if records and number >= 0 else (None, None)

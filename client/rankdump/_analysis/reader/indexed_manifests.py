@@ -1,6 +1,7 @@
-"""Manifests whose content the table of a tree has: they were whole when it was read, and have not
-changed. A table is behind its tree while a job runs, and may have rows of removed iterations, so
-each manifest is compared with its size and time in the list of sources. Imports pyarrow on use.
+"""Manifests whose content is in the table of a tree: they could be read when the table was written,
+and have not changed since. A table is behind its tree while a job runs, and may have rows of
+removed iterations, so each manifest is compared with its size and time in the table's list of
+sources. pyarrow is imported on use.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ if TYPE_CHECKING:
     from rankdump._analysis.table.table_files import TableFile
 
 _MIN_MANIFESTS = 256
-"""From so many on the table saves more time than loading pyarrow takes."""
+"""Number of manifests from which on the table saves more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedFile:
-    """Pair of files of a table of which every row is as the tree has it."""
+    """Pair of table files whose rows all match the present tree."""
 
     tensors: Path
     iterations: Path
     manifests: dict[tuple[int, int], Path]
-    """Those whose rows it has, by rank and iteration; there is no other of that place."""
+    """Manifests whose rows the files have, by rank and iteration; no other manifest has the same
+    place.
+    """
 
 
 def find_indexed_manifests(root: Path, manifests: Sequence[ManifestFileName]) -> frozenset[str]:
-    """Return the paths of those manifests that the table of a tree has as they are now.
+    """Return the paths of the manifests whose present content is in the table of a tree.
 
-    Empty for a tree without a table, without pyarrow, and for few manifests.
+    Empty for a tree without a table, without pyarrow, and if there are only few manifests.
     """
     if len(manifests) < _MIN_MANIFESTS:
         return frozenset()
@@ -50,10 +53,10 @@ def find_indexed_manifests(root: Path, manifests: Sequence[ManifestFileName]) ->
 
 
 def find_indexed_files(root: Path) -> list[IndexedFile]:
-    """Return the files of a table that can answer in place of the manifests.
+    """Return the files of a table that may be read in place of the manifests.
 
-    A file is left out when one of its sources was changed or removed, or is not the only manifest
-    of its rank and iteration: its rows do not name their session.
+    A file is left out if one of its sources was changed or removed, or is not the only manifest
+    with its rank and iteration, because rows do not name their session.
     """
     if not (root / STATE_FOLDER / "table").is_dir():
         return []
@@ -70,19 +73,19 @@ def find_indexed_files(root: Path) -> list[IndexedFile]:
         own = {prefix + each.path: (each.size, each.modified_ns) for each in file.sources}
         if all(path in places and _look_at(path) == facts for path, facts in own.items()):
             tensors, iterations = (root / path for path in file.paths)
-            # None counts again where another file has it as well.
+            # Removed from `places`, so that a second file with the same manifest is left out.
             manifests = {places.pop(path): Path(path) for path in own}
             found.append(IndexedFile(tensors, iterations, manifests))
     return found
 
 
 def make_path_prefix(root: Path) -> str:
-    """Return what the texts of paths below a root begin with; nothing for the current folder."""
+    """Return the beginning of all paths below a root as texts; empty for the current folder."""
     return str(root / "_")[:-1]
 
 
 def _list_table_files(root: Path, manifests: Iterable[ManifestFileName]) -> list[TableFile]:
-    """Return the files of a table that may have rows of manifests, without damaged ones."""
+    """Return the files of a table that may have rows of these manifests, without damaged files."""
     if not (root / STATE_FOLDER / "table").is_dir():
         return []
     try:

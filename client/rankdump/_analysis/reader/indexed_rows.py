@@ -1,5 +1,5 @@
-"""Sizes of the tensors of each rank and iteration by the rows of the table. Needs pyarrow. One file
-of the table is held at a time.
+"""Sizes of the tensors of each rank and iteration, computed from the rows of the table. Needs
+pyarrow. Only one file of the table is in memory at a time.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class PlaceSizes(NamedTuple):
 
     rank: int
     iteration: int | None
-    """None for constants of a graph."""
+    """Iteration; None for the constants of a graph."""
     stall_us: int
     paths: list[str]
-    """Of files; fewer than tensors, because rows of statistics have none."""
+    """Paths of files; there may be fewer than tensors, because rows of statistics have no file."""
     stored_bytes: list[int]
-    """Of each path."""
+    """Stored bytes of each path."""
     bytes_in: int
-    """Of all tensors."""
+    """Bytes of all tensors together, before compression."""
     stamps_us: npt.NDArray[np.int64]
-    """Of each tensor."""
+    """Time stamp of each tensor, in microseconds."""
 
 
 def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
-    """Yield the sizes of the tensors of each place of a file of the table.
+    """Yield the tensor sizes of each rank and iteration in a file of the table.
 
-    CorruptedError, before anything else, when the file is damaged or was removed.
+    CorruptedError, before anything is yielded, when the file is damaged or was removed.
     """
     columns = ["path", "bytes", "stored_bytes", "timestamp_us"]
     rows = _read(file.tensors, TENSOR_SCHEMA, [*_PLACE, *columns])

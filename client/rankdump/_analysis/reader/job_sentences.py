@@ -1,6 +1,6 @@
-"""Sentences about a job that `status` and the live page say beside its ranks: merge, timeouts,
-findings, freezes, and the use and limits of disks, jobs and memory; and about what became of an
-order to it. Pure.
+"""Sentences about a job that `status` and the live page show besides its ranks: merge, timeouts,
+findings, freezes, and the use and limits of disks, jobs and memory; and about the result of an
+order to the job. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def format_merge_status(merge: MergeStatus, *, named: bool) -> str:
 
 
 def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
-    """Return the hints that call for action, or else the widest wait."""
+    """Return the hints that call for action; if there are none, the widest wait."""
     hints = tuple(hints)
     urgent = format_urgent_hints(hints)
     known = [hint for hint in hints if hint.limit is not None]
@@ -55,7 +55,9 @@ def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
 
 
 def format_causes(hints: Iterable[TimeoutHint], findings: Iterable[Finding]) -> list[str]:
-    """Return a line for each cause that no longer timeout cures, unless a finding states it."""
+    """Return a line for each cause that a longer timeout does not cure, unless a
+    finding states it.
+    """
     known = {finding.text for finding in findings}
     causes = dict.fromkeys(hint.cause for hint in hints if hint.cause)
     return [f"a longer timeout does not help: {cause}" for cause in causes if cause not in known]
@@ -77,9 +79,9 @@ def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
 def format_findings(
     findings: tuple[Finding, ...], *, where: str = "", attempts: Iterable[int] = ()
 ) -> list[str]:
-    """Return the first findings of the merge; `where` is the tree that has the others.
+    """Return the first findings of the merge; `where` is the tree that has the remaining ones.
 
-    `attempts` are those of the job; where there are several, each finding names its own.
+    `attempts` contains the attempts of the job; if there are several, each finding names its own.
     """
     several = any((*attempts, *(finding.attempt for finding in findings)))
     shown = [
@@ -112,13 +114,13 @@ def _format_black_box(black_box: BlackBoxStatus) -> str:
 
 
 def format_dropped(steps: int, tensors: int) -> str:
-    """Return what a black box has dropped; empty for nothing."""
+    """Return what a black box has dropped; empty if nothing."""
     counts = ((steps, "older step"), (tensors, "older full tensor"))
     return " and ".join(format_count(count, what) for count, what in counts if count)
 
 
 def format_resource_usage(view: StatusView) -> list[str]:
-    """Return the queue, and the use and limits of memory, disks, ledger and jobs."""
+    """Return lines about the queue, and about use and limits of memory, disks, ledger and jobs."""
     load = view.load
     queued = (
         f"queued: {format_count(load.queued_records, 'tensor')}, {format_bytes(load.queued_bytes)}"
@@ -167,7 +169,7 @@ def _format_share(used: int, limit: int) -> str:
 
 
 def _format_jobs(view: StatusView) -> Iterator[str]:
-    # The table of ranks already shows the size of a single job without a limit.
+    # The table of ranks already shows the size if there is a single job without a limit.
     several = len(view.usage) > 1
     for job in view.usage:
         if several or job.limit_bytes or job.pinned or job.retired_iterations:
@@ -186,7 +188,9 @@ def _format_job(job: JobUsage) -> str:
 def format_result(
     job_id: str, action: ControlAction, values: Sequence[str], result: ControlResult
 ) -> list[str]:
-    """Return the lines about a result: what begins where, and ranks that are apart."""
+    """Return lines about the result of an order: what begins in which iteration, and which ranks
+    differ.
+    """
     what = " ".join((action.value, *values))
     changed = [each.rank for each in result.ranks if each.iteration is not None]
     is_freeze = action is ControlAction.FREEZE
@@ -202,7 +206,7 @@ def format_result(
 
 
 def _format_ranks(result: ControlResult, done: str) -> Iterator[str]:
-    """Yield what is to be known of some ranks, a line for all of which it is true."""
+    """Yield lines about ranks that differ; each line names all ranks that it is true for."""
     by_text: dict[str, list[int]] = {}
     for each in result.exceptions:
         begins = f"not {done}" if each.iteration is None else f"from iteration {each.iteration} on"

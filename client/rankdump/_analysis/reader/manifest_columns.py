@@ -1,5 +1,5 @@
-"""Rows of the tensor table from manifests of rankdump, as columns: a record is never an object of
-its own, except where the name of its file says nothing by itself.
+"""Rows of the tensor table from manifests of rankdump, as columns. A record never becomes an
+object, unless its fields have to be derived from the full grammar of file names.
 """
 
 from __future__ import annotations
@@ -56,29 +56,31 @@ _SIDE_OF_PATH = (
 _SIDE_OF_MEMBER = r"^(?P<side>input|output)\.(?P<slot>[0-9]{1,9})$"
 _LINE_END = b",\n"
 _BLOCK_BYTES = 1 << 18
-"""Fits the cache of a core: blocks of megabytes take a sixth longer."""
+"""Size in bytes of a block that fits into a core's cache; blocks of megabytes take a
+sixth longer.
+"""
 _MAX_BLOCK_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class ManifestColumns:
-    """Records of several manifests."""
+    """Records of several manifests, as columns."""
 
     manifests: list[Manifest] = field(default_factory=list[Manifest])
-    """Without their records."""
+    """The manifests, without their records."""
     records: pa.Table = field(default_factory=_RECORD_SCHEMA.empty_table)
-    """As the manifests have them, but that `layout` is a text and `same_as` a whole path, and with
-    `slot` and `side`: 0 for an input, 1 for an output, UNKNOWN_SIDE where only a table of
-    statistics says it.
+    """Records as in the manifests, except that `layout` is a text and `same_as` a whole path, and
+    with the columns `slot` and `side`: 0 for an input, 1 for an output, UNKNOWN_SIDE if only a
+    table of statistics tells.
     """
     manifest_of: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Place of each record's manifest in `manifests`."""
+    """Index into `manifests` for each record."""
     paths: list[str] = field(default_factory=list[str])
-    """Of the manifests, below the root."""
+    """Paths of the manifests, relative to the root."""
     unread_paths: set[str] = field(default_factory=set[str])
-    """Manifests that could not be read."""
+    """Paths of the manifests that could not be read."""
     disk_errors: list[OSError] = field(default_factory=list[OSError])
-    """Why, where they may be readable later."""
+    """Errors of manifests that may become readable later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,13 @@ class _ManifestFile:
 def read_manifest_columns(
     access: TreeAccess, paths: Sequence[str], problems: list[str]
 ) -> ManifestColumns:
-    """Return the records of manifests; adds a problem for each that cannot be read."""
+    """Return the records of manifests; add a problem for each manifest that cannot be read."""
     files, disk_errors = list[_ManifestFile](), list[OSError]()
     for path in paths:
         try:
             files.append(_read_file(access, path))
         except FileNotFoundError:
-            continue  # removed since it was listed
+            continue  # the manifest was removed after it was listed
         except CorruptedError as error:
             problems.append(f"{access.root / path}: {error}")
         except OSError as error:
@@ -136,12 +138,14 @@ def _read_file(access: TreeAccess, path: str) -> _ManifestFile:
     if is_sealed(data):
         with suppress(ValueError):
             return _split_file(path, data)
-    # Another program, or an early version, formatted it; or its end is lost.
+    # Another program or an early version formatted the manifest, or its end is lost.
     return _split_file(path, _format_again(data))
 
 
 def _split_file(path: str, data: bytes) -> _ManifestFile:
-    """Return the parts of a manifest as `Manifest.to_json` formats it; ValueError for another."""
+    """Return the parts of a manifest in the format of `Manifest.to_json`; ValueError for another
+    format.
+    """
     first, found, rest = data.partition(b"\n")
     manifest = Manifest.parse_head(first + found)
     end = rest.rfind(b"\n]")
@@ -170,7 +174,7 @@ _NAMES = ("path", "op_type", "op_name", "argument")
 
 
 def _make_text(text: str) -> str:
-    """Return a text that can be encoded: names of files may have any bytes."""
+    """Return a text that can be encoded as UTF-8, because names of files may have any bytes."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -182,7 +186,7 @@ def _parse_records(
         return _parse_lines(files), files
     except pa.ArrowException:
         pass
-    # One of them is not as it should be: each is read by itself.
+    # Arrow rejected at least one of the files, so each is read by itself.
     tables: list[pa.Table] = []
     kept: list[_ManifestFile] = []
     for each in files:
@@ -203,7 +207,7 @@ def _parse_records(
 
 
 def _repair(file: _ManifestFile) -> _ManifestFile:
-    """Return a file with texts that Arrow reads; CorruptedError where a line is no record."""
+    """Return a file with texts that Arrow can read; CorruptedError if a line is no record."""
     try:
         records = [json.loads(line.removesuffix(b",")) for line in file.lines.split(b"\n")]
         lines = [
@@ -222,7 +226,7 @@ def _parse_lines(files: Sequence[_ManifestFile]) -> pa.Table:
     try:
         table = _read_json_lines(lines + b"\n", _BLOCK_BYTES)
     except pa.ArrowInvalid:
-        # A line may be longer than a block, which is read at a time.
+        # A line must fit into the block that is read at a time.
         block_bytes = min(max(1 << 20, len(lines) // 4), _MAX_BLOCK_BYTES)
         table = _read_json_lines(lines + b"\n", block_bytes)
     if len(table) != sum(each.count for each in files):
@@ -245,7 +249,9 @@ def _read_json_lines(lines: bytes, block_bytes: int) -> pa.Table:
 def _take_texts(
     numbers: pa.ChunkedArray, lists: Sequence[Sequence[str]], manifest_of: npt.NDArray[np.int64]
 ) -> Any:
-    """Return the texts of numbers in the lists of their manifests; NULL for a number of none."""
+    """Return the texts with these numbers in the lists of their manifests; NULL for a number
+    without a text.
+    """
     texts = [text for own in lists for text in own]
     if not texts:
         return pa.nulls(len(numbers), pa.string())
@@ -258,7 +264,7 @@ def _take_texts(
 def _join_baseline_paths(
     records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
 ) -> pa.Table:
-    """Put the baselines of tensors before their paths."""
+    """Put the root of the baseline in front of the paths of tensors that are the same there."""
     lists = [[f"{text}/" for text in each.baselines] for each in files]
     if not any(lists):
         return records
@@ -287,12 +293,12 @@ def _add_sides(access: TreeAccess, records: pa.Table) -> pa.Table:
 
 
 def _number_sides(texts: Any) -> npt.NDArray[np.int64]:
-    """Return 0 for the text of an input, 1 for that of an output."""
+    """Return 0 for the text of an input, 1 for the text of an output."""
     return pc.index_in(texts, pa.array(SIDES)).fill_null(0).to_numpy().astype(np.int64)
 
 
 def _parse_path(access: TreeAccess, path: str) -> tuple[int, int]:
-    """Return side and slot by the whole grammar of names, for a tensor with a short name too."""
+    """Return side and slot by the whole grammar of file names, which includes shortened names."""
     parent, _, name = path.rpartition("/")
     folder = find_folder(parent)
     if folder is not None:
@@ -319,12 +325,12 @@ def _read_long_names(access: TreeAccess, folder: str) -> LongFileNames:
 
 def find_constants(records: pa.Table) -> pa.ChunkedArray:
     """Return which records are of constants, which belong to no iteration."""
-    # A model may have that name as well.
+    # Only the last folder counts, because a model may have the same name.
     return pc.match_substring_regex(records.column("path"), f"/{CONSTANT_FOLDER}/[^/]*$")
 
 
 def make_iteration_table(manifests: Sequence[Manifest]) -> pa.Table:
-    """Return the rows of iterations of manifests."""
+    """Return the rows of the iteration table for these manifests."""
     rows = [
         {
             "job": status.job_id,

@@ -1,9 +1,10 @@
 """Manifests of a tree, its lists of retired iterations and its session files: records of files and
-table rows, ranks of devices, jobs, and the state of each session as written last. Reads nothing
-else; an unreadable manifest is reported as a problem, not raised.
+table rows, ranks of devices, jobs, and the last written state of each session. Reads nothing else;
+an unreadable manifest is reported as a problem and not raised.
 
 A tree may contain the dumps of several jobs. A session belongs to one job, which the first readable
-manifest of the session names. A session that is open here may have ended together with its agent.
+manifest of the session names. A session whose file says that it is open may have ended together
+with its agent.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ from rankdump.errors import CorruptedError
 
 _CLAIM_NAME = re.compile(r"[0-9]{14}\.[0-9]+")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
-"""The status of an iteration, and one record of it."""
+"""The status of an iteration, with one of its records."""
 _MAX_HEAD_BYTES = 1 << 15
-"""Of a longer first line the whole file is read."""
+"""Largest number of bytes in which the first line of a manifest is looked for; if it is longer, the
+whole file is read.
+"""
 _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
 class TreeManifests:
-    """Records of manifests by file path; tracks the paths that were never looked up."""
+    """Records of manifests by file path; keeps track of the paths that were never looked up."""
 
     def __init__(
         self, manifests: Iterable[Manifest] = (), owners: Mapping[str, int] | None = None
     ) -> None:
-        """`owners` are the ranks of folders of devices, by time and device."""
+        """`owners` contains the ranks of device folders, by time and device."""
         self._owners = owners or {}
         self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
         self._bases: defaultdict[str, set[int]] = defaultdict(set)
@@ -72,7 +75,7 @@ class TreeManifests:
         parents: set[str] = set()
         for record in manifest.records:
             path = record.path
-            # A record without a path is a row of a table: there is no file to miss.
+            # A record without a path is a row of a table, and has no file that may be missing.
             if path:
                 self._files[path][record.member] = status, record
                 parents.add(path.rpartition("/")[0])
@@ -80,17 +83,20 @@ class TreeManifests:
             self._bases[folder.base if folder is not None else ""].add(status.rank)
 
     def records_of(self, path: str) -> dict[str, StatusAndRecord]:
-        """Return the records of a file by member; for a file of one tensor, by an empty name."""
+        """Return the records of a file by member; the member of a file with one tensor is an empty
+        text.
+        """
         self._asked.add(path)
         return self._files.get(path, {})
 
     def rank_of(self, folder: DumpFolder) -> int:
-        """Return the rank of a folder; for the folder of a device, the rank that used it."""
+        """Return the rank of a folder; for a device folder, the rank that used the device."""
         if not folder.device:
             return folder.rank
         ranks = self._bases.get(folder.base)
         if not ranks:
-            # Rows of statistics alone have no path, and devices of several hosts one number.
+            # If only rows of statistics exist, there is no path, and devices of several hosts have
+            # the same number.
             owner = self._owners.get(".".join(folder.base.split("/")[-2:]))
             ranks = self._devices.get(folder.rank) if owner is None else {owner}
         return next(iter(ranks)) if ranks and len(ranks) == 1 else folder.rank
@@ -100,9 +106,9 @@ class TreeManifests:
         return path in self._files
 
     def list_baseline_paths(self) -> list[str]:
-        """Return the paths that were never looked up, of tensors that are the same in a baseline.
+        """Return the paths that were never looked up and whose tensors are the same in a baseline.
 
-        There are no files for them, unless other tensors of their operators have one.
+        These paths have no files, unless other tensors of their operators have.
         """
         return [
             path
@@ -111,7 +117,9 @@ class TreeManifests:
         ]
 
     def add_constants_of(self, other: TreeManifests) -> None:
-        """Add the unclaimed records of constants, which any iteration's manifest may have."""
+        """Add the unclaimed records of constants, because the manifest of any iteration may have
+        them.
+        """
         for path in other.unclaimed_paths:
             folder = find_folder(path.rpartition("/")[0])
             if folder is not None and folder.constant:
@@ -120,12 +128,12 @@ class TreeManifests:
 
     @property
     def unclaimed_paths(self) -> list[str]:
-        """Paths that were never looked up, because the walk did not find their files."""
+        """Paths that were never looked up, because no file with the path was found."""
         return [path for path in self._files if path not in self._asked]
 
 
 def read_folder_owners(root: Path) -> dict[str, int]:
-    """Return the ranks to which agents have given folders of devices, by `{time}.{device}`."""
+    """Return the ranks that agents have assigned to device folders, by `{time}.{device}`."""
     access, found = LocalTree(root), dict[str, int]()
     with suppress(OSError):
         for name in filter(_CLAIM_NAME.fullmatch, access.listing(STATE_FOLDER)):
@@ -144,21 +152,25 @@ class ManifestFileName(NamedTuple):
 
     path: Path
     iteration: int | None
-    """None where the name does not have it."""
+    """Iteration; None if the name has no number."""
     session: tuple[str, str]
-    """Folder of the rank, and the session in the name; without one, the whole name."""
+    """Folder of the rank, and the session in the name; if the name has no session, the
+    whole name.
+    """
     rank: int | None = None
-    """By the folder; None where its name is not that of a rank's."""
+    """Rank according to the folder; None if the folder is not named as a rank's."""
 
 
 def list_tree_manifests(root: Path) -> Iterator[ManifestFileName]:
-    """Yield the manifests of all ranks that can be listed, those of each sorted by iteration."""
+    """Yield the manifests of all ranks whose folders can be listed; those of each rank are sorted
+    by iteration.
+    """
     for folder in list_rank_folders(root):
         yield from list_manifest_files(root, folder, [])
 
 
 def list_rank_manifests(root: Path, rank: int) -> list[ManifestFileName]:
-    """Return the manifests of a rank by its number, whatever its folder is called."""
+    """Return the manifests of the rank with this number, whatever its folder is called."""
     named = ((name, RANK_FOLDER_PATTERN.fullmatch(name)) for name in list_rank_folders(root))
     folders = [name for name, parts in named if parts is not None and int(parts[2]) == rank]
     return [file for name in folders for file in list_manifest_files(root, name, [])]
@@ -187,21 +199,23 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a manifest; CorruptedError where it is none, OSError where it cannot be read."""
+    """Return a manifest; CorruptedError if the file is no manifest, OSError if it
+    cannot be read.
+    """
     return Manifest.from_json(path.read_bytes())
 
 
 def read_balance(path: Path) -> Manifest:
-    """Return a manifest, if possible without its records."""
+    """Return a manifest, without its records if that is possible."""
     return _read_head(path) or read_manifest(path)
 
 
 def read_file_records(path: Path, indexed: Container[str]) -> Manifest:
-    """Return a manifest, without its records where none of them names a file.
+    """Return a manifest; if none of its records names a file, without them.
 
-    Rows of tables are most records of a dump of statistics, and making objects of them would be
-    most of the time to open its tree. The bytes show whether there are others; those of `indexed`
-    manifests are known to be whole, so their first line is enough.
+    In a dump of statistics, most records are rows of tables, and making objects of them would take
+    most of the time for opening its tree. The bytes of the file show whether any record names a
+    file; `indexed` manifests are known to be intact, so their first line is sufficient.
     """
     head = _read_head(path)
     if head is None or head.status.bytes_stored or head.status.linked:
@@ -217,7 +231,9 @@ def read_manifests(
     problems: list[str],
     read: Callable[[Path], Manifest] = read_manifest,
 ) -> Iterator[Manifest]:
-    """Yield manifests one after the other; adds a problem for each that `read` cannot read."""
+    """Yield manifests one after the other; add a problem for each manifest that `read`
+    cannot read.
+    """
     for path, *_ in files:
         try:
             yield read(path)
@@ -228,8 +244,11 @@ def read_manifests(
 
 
 def _read_head(path: Path) -> Manifest | None:
-    """Return a manifest without its records; None where its first line does not end in front."""
-    # A file object takes as long as parsing the line, and status reads one of each iteration.
+    """Return a manifest without its records; None if the end of its first line is not within the
+    limit.
+    """
+    # A file object would take as long as parsing the line, and status reads one line of each
+    # iteration.
     descriptor = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
     try:
         start = os.read(descriptor, _MAX_HEAD_BYTES)
@@ -241,12 +260,12 @@ def _read_head(path: Path) -> Manifest | None:
 def read_retired_iterations(
     root: Path, ranks: Iterable[str], problems: list[str]
 ) -> frozenset[RetiredIteration]:
-    """Return the retired iterations of ranks; adds a problem for each unreadable list or line."""
+    """Return the retired iterations of ranks; add a problem for each unreadable list or line."""
     found: set[RetiredIteration] = set()
     for path in (root / rank / METADATA_FOLDER / RETIRED_FILE for rank in ranks):
         with noted_errors(problems), named_errors(path), suppress(FileNotFoundError):
             lines = path.read_bytes().decode(errors="replace").split("\n")
-            # After the last line end there is nothing, or a line that is being written.
+            # The text after the last line end is empty, or a line that is still being written.
             for line in lines[:-1]:
                 try:
                     found.add(RetiredIteration.from_line(line))
@@ -256,7 +275,9 @@ def read_retired_iterations(
 
 
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
-    """Return sentences about retired iterations; ranks with the same iterations share one."""
+    """Return sentences about retired iterations; ranks with the same iterations share a
+    sentence.
+    """
     return [
         f"rank {ranks}: iteration {iterations} is retired: removed by age or to free disk space"
         for iterations, ranks in sorted(group_ranks(gone).items())
@@ -266,10 +287,10 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
 def find_other_sessions(
     root: Path, job_id: str, attempt: int | None = None
 ) -> frozenset[tuple[str, str]]:
-    """Return the sessions with manifests that are of another job or attempt.
+    """Return the sessions with manifests that belong to another job or attempt.
 
-    Empty without a job and an attempt. The first readable manifest of a session names both.
-    CorruptedError lists the jobs when `job_id` is not one of them.
+    Empty if neither a job nor an attempt is given. The first readable manifest of a session names
+    both. CorruptedError lists the jobs if `job_id` is not one of them.
     """
     if not job_id and attempt is None:
         return frozenset()
@@ -286,7 +307,9 @@ def find_other_sessions(
 
 
 def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
-    """Return of each session the status in its first readable manifest: its job and attempt."""
+    """Return for each session the status in its first readable manifest, which names job and
+    attempt.
+    """
     files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
     for file in list_tree_manifests(root):
         files[file.session].append(file)
@@ -300,7 +323,7 @@ def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
 def list_jobs_by_time(root: Path) -> tuple[str, ...]:
     """Return the jobs that have manifests, the one that began last at the end.
 
-    Where session files do not say when a job began, it comes before those that have some.
+    A job whose session files do not say when it began comes before jobs whose files do.
     """
     began = {status.job_id: 0 for status in read_first_statuses(root).values()}
     for each in read_tree_sessions(root):
@@ -311,9 +334,10 @@ def list_jobs_by_time(root: Path) -> tuple[str, ...]:
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:
-    """Return the tree with only the ranks and tables of a job; its entries are those of the job.
+    """Return a tree with only the ranks and tables of a job; its entries are already restricted to
+    the job.
 
-    Tables are left out where no manifest of the job has their rank and iteration.
+    Tables are left out if no manifest of the job has their rank and iteration.
     """
     places = {(each.status.rank, each.status.iteration) for each in tree.manifests}
     ranks = {rank for rank, _ in places}
@@ -331,9 +355,10 @@ def restrict_to_job(tree: Tree, job_id: str) -> Tree:
 
 
 def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
-    """Return the tree with only the sessions and ranks of an attempt; so are its entries.
+    """Return a tree with only the sessions and ranks of an attempt; its entries are already
+    restricted to the attempt.
 
-    Tables stay, because attempts share them. CorruptedError lists the attempts when the tree does
+    Tables are kept, because attempts share them. CorruptedError lists the attempts if the tree does
     not have this one.
     """
     if attempt not in tree.attempts:
@@ -347,7 +372,7 @@ def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
 
 
 def read_tree_sessions(root: Path, job_id: str = "") -> tuple[TreeSession, ...]:
-    """Return the session files of a tree, the one that changed last at the end.
+    """Return the session files of a tree, the one that was changed last at the end.
 
     With an id, only those of that job. A file that cannot be read or is damaged is left out: it is
     replaced when the session changes, and the manifests of its iterations remain.

@@ -1,7 +1,7 @@
-"""Dump of msprobe as a tree: the calls and tensors of dump.json, and the files that it names.
+"""Dump of msprobe as a tree: the calls and tensors in dump.json, and the files that it names.
 
-The root is that of the whole dump, of a step, or of one rank, or the dump.json of one. Reads names
-and the dump.json of the selected ranks and steps; no tensor.
+The root may be that of the whole dump, of a step, or of one rank, or the dump.json of one rank.
+Reads names, and the dump.json of the selected ranks and steps, but no tensors.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class MsprobeFolder:
     path: Path
     place: CallPlace
     dump_file: str = ""
-    """Name of its dump.json; empty where there is none."""
+    """Name of its dump.json; empty if there is none."""
 
     def join_name(self, root: Path, name: str) -> str:
-        """Return the path of something in it below the root."""
+        """Return the path, relative to the root, of a name in this folder."""
         below = self.path.relative_to(root).as_posix()
         return name if below == "." else f"{below}/{name}"
 
 
 def is_msprobe_dump(root: Path) -> bool:
-    """Return whether a path is a dump of msprobe, a step of one, a rank or its dump.json."""
+    """Return whether a path is a dump of msprobe, a step of it, a rank of it or a dump.json."""
     if root.is_file():
         return root.name in DUMP_FILES and _is_dump_file(root)
     return any(True for _ in _find_folders(root))
 
 
 def _sort_folders(root: Path) -> list[MsprobeFolder]:
-    """Return the folders of ranks, by iteration and rank.
+    """Return the folders of ranks, sorted by iteration and rank.
 
-    CorruptedError where several processes without a rank wrote to one step.
+    CorruptedError if several processes without a rank number wrote to the same step.
     """
     found = sorted(_find_folders(_find_base(root)), key=lambda each: (each.place, each.path.name))
     for one, other in pairwise(found):
@@ -104,7 +104,9 @@ def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
 
 
 def read_folder_around(folder: Path) -> Entries:
-    """Return the tensors of the rank whose files are in a folder; none outside of a dump."""
+    """Return the tensors of the rank whose files are in a folder; none if the folder is
+    in no dump.
+    """
     if folder.name != TENSOR_FOLDER or not is_msprobe_dump(folder.parent):
         return Entries.of(folder, ())
     return read_msprobe_tree(folder.parent, ()).entries
@@ -124,7 +126,7 @@ def read_msprobe_calls(table: Table) -> list[ForeignCall]:
 
 
 def find_stack_files(root: Path) -> list[tuple[Path, CallPlace]]:
-    """Return the stack files of a dump; those of one rank have the same calls in each step."""
+    """Return the stack files of a dump; all stack files of a rank have the same calls."""
     files = ((folder.path / STACK_FILE, folder.place) for folder in _sort_folders(root))
     return [(path, place) for path, place in files if path.is_file()]
 
@@ -134,7 +136,7 @@ def _find_base(root: Path) -> Path:
 
 
 def _find_folders(root: Path) -> Iterator[MsprobeFolder]:
-    """Yield the folders of ranks below a root, which may be one itself."""
+    """Yield the folders of ranks below a root; the root itself may be one."""
     own = root.absolute()
     rank = parse_rank_folder(own.name)
     step = parse_step_folder(own.name if rank is None else own.parent.name) or 0
@@ -181,7 +183,9 @@ def _list_folders(
 def _read_entries(
     root: Path, folder: MsprobeFolder, calls: Sequence[ForeignCall], problems: list[str]
 ) -> list[Entry]:
-    """Return the tensors of a folder; adds a problem for files that are missing or not named."""
+    """Return the tensors of a folder; add a problem for each file that is missing or that dump.json
+    does not name.
+    """
     named = [tensor.file for call in calls for tensor in call.tensors if tensor.file]
     where = folder.join_name(root, TENSOR_FOLDER)
     file_bytes = _measure_files(folder.path / TENSOR_FOLDER)
@@ -203,7 +207,7 @@ def _read_entries(
 
 
 def _measure_files(folder: Path) -> dict[str, int]:
-    """Return the sizes of the files of a folder by name; empty when it cannot be listed."""
+    """Return the sizes of the files in a folder by name; empty if the folder cannot be listed."""
     try:
         with os.scandir(folder) as items:
             return {item.name: item.stat().st_size for item in items if item.is_file()}

@@ -1,5 +1,5 @@
-"""First start and last end of each iteration on each rank, from the files of a merged order. Reads
-blocks of them, so memory stays the same. Needs pyarrow.
+"""First start and last end of each iteration on each rank, from the files of a merged order. The
+files are read in blocks, so the memory does not depend on their size. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _SUMS = [("start_us", "min"), ("end_us", "max")]
 
 
 def read_rank_times(order: PublishedOrder, attempt: int | None = None) -> pa.Table:
-    """Return `rank`, `iteration`, `start_us` and `end_us`, a row for each rank and iteration.
+    """Return a table with `rank`, `iteration`, `start_us` and `end_us`, one row for each rank and
+    iteration.
 
-    A collective counts for all ranks that took part, from the start of the first of them. No rows
-    for an order without times. CorruptedError names the file that cannot be read.
+    A collective counts for all ranks that took part, from the start of the first one. An order
+    without times gives no rows. CorruptedError names a file that cannot be read.
     """
     found = [*_iter_sums(order, attempt)]
     if not found:
@@ -58,7 +59,7 @@ def _sum_file(path: Path) -> Iterator[pa.Table]:
             yield _sum_block(pa.Table.from_batches([block]))
     except (OSError, pa.ArrowException) as error:
         raise CorruptedError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if len(rejected) > 1:  # the last line may still be written
+    if len(rejected) > 1:  # the last line may still be being written
         raise CorruptedError(f"{path}: {len(rejected):,} lines are not lines of an order")
 
 

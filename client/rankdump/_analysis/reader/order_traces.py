@@ -1,5 +1,5 @@
-"""Traces of the merged order for Perfetto and chrome://tracing: the files that the coordinator
-published, parts of them, and traces of entries for orders without such files.
+"""Traces of the merged order for Perfetto and chrome://tracing: the files that the coordinator has
+published, parts of these files, and traces made from entries, for orders without such files.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from rankdump.errors import CorruptedError
 _HEAD = b'{"displayTimeUnit":'
 _SLICE, _METADATA = "X", "M"
 _SECOND_LANE = 1 << 20
-"""Added to the number of a stream for its collectives and messages, which are drawn beside it."""
+"""Added to the number of a stream for its collectives and messages, so that they are drawn beside
+it.
+"""
 
 
 _ArrowEnd: TypeAlias = "tuple[int, int, int]"
-"""Rank, thread and time."""
+"""Rank, thread and time of one end of an arrow."""
 
 
 class PublishedTrace(NamedTuple):
@@ -37,21 +39,21 @@ class PublishedTrace(NamedTuple):
 
 
 class TracePart(NamedTuple):
-    """Part of a trace."""
+    """Selection of a part of a trace."""
 
     rank: int | None = None
-    """None for all ranks."""
+    """Rank; None for all ranks."""
     first: int | None = None
-    """First position in the order; None for all of the iteration."""
+    """First position in the order; None for the whole iteration."""
     last: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether the part is the whole trace."""
         return self == TracePart()
 
     def keeps(self, rank: int, position: int) -> bool:
-        """Return whether a slice is in the part."""
+        """Return whether a slice belongs to the part."""
         low = self.first is None or position >= self.first
         high = self.last is None or position <= self.last
         return self.rank in (None, rank) and low and high
@@ -60,7 +62,7 @@ class TracePart(NamedTuple):
 def list_traces(root: Path, order: PublishedOrder, iteration: int) -> list[PublishedTrace]:
     """Return the published traces of an iteration, one for each graph and attempt.
 
-    A file that is a link to outside of the tree is none of its traces.
+    A file that is a link out of the tree is left out.
     """
     found: list[PublishedTrace] = []
     for path, name in list_order_files(order):
@@ -73,9 +75,10 @@ def list_traces(root: Path, order: PublishedOrder, iteration: int) -> list[Publi
 
 
 def iter_trace_part(path: Path, part: TracePart) -> Iterator[bytes]:
-    """Yield a part of a published trace: a line for each event, with the first line and the last.
+    """Yield a part of a published trace as lines: the first line, a line for each event, the last
+    line.
 
-    Arrows are kept where all slices that they connect are. CorruptedError names the invalid line.
+    An arrow is kept if all slices that it connects are kept. CorruptedError names the invalid line.
     """
     lines = _read_lines(path)
     _, head = next(lines, (1, b""))
@@ -102,7 +105,7 @@ def _select_events(
             if _keeps_event(event, part, ends):
                 yield line
             continue
-        # The ends of an arrow follow each other, from `s` over `t` to `f`.
+        # The events of an arrow are consecutive, from `s` over `t` to `f`.
         arrow = [] if event["ph"] == "s" else arrow
         if (event["pid"], event["tid"], event["ts"]) in ends and (arrow or event["ph"] == "s"):
             arrow.append(line)
@@ -130,14 +133,14 @@ def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _keeps_event(event: dict[str, Any], part: TracePart, ends: set[_ArrowEnd]) -> bool:
-    """Return whether an event is in the part; remembers where arrows may begin and end."""
+    """Return whether an event belongs to the part; remember where arrows may begin and end."""
     rank, thread = event["pid"], event["tid"]
     if event["ph"] == _METADATA:
         return part.rank in (None, rank)
     keeps = part.keeps(rank, event["args"]["position"])
     if keeps and event.get("cat") != "operator":
         start = event["ts"]
-        # An arrow ends within a receive, just before its end.
+        # An arrow ends within the slice of a receive, just before the end of the slice.
         ends.update(((rank, thread, start), (rank, thread, start + event["dur"] - 1)))
     return keeps
 
@@ -145,8 +148,8 @@ def _keeps_event(event: dict[str, Any], part: TracePart, ends: set[_ArrowEnd]) -
 def iter_entry_trace(
     entries: Iterable[OrderEntry], part: TracePart, iteration: int
 ) -> Iterator[bytes]:
-    """Yield a trace of entries of the order, of which only the first start and the last end are
-    known: a slice of each rank that took part has these.
+    """Yield a trace of entries of the order. Only their first start and last end are known, so the
+    slices of all ranks that took part have these times.
     """
     threads: set[tuple[int, int]] = set()
     before, first_us = b"", None
@@ -164,7 +167,7 @@ def iter_entry_trace(
 def _make_events(
     entry: OrderEntry, part: TracePart, first_us: int, threads: set[tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the slices of an entry, and before the first of a thread its names."""
+    """Yield the slices of an entry; before the first slice of a thread, the names of the thread."""
     kind = entry.kind.name.lower()
     is_call = entry.kind is not EventKind.OPERATOR
     args: dict[str, Any] = {"position": entry.position}

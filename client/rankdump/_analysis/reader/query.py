@@ -30,7 +30,7 @@ _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 class Named(Protocol):
-    """A tensor with a name: an entry of a tree, or a row of a table."""
+    """Object with a name: an entry of a tree, or a row of a table."""
 
     @property
     def key(self) -> TensorKey:
@@ -39,12 +39,12 @@ class Named(Protocol):
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where available."""
+        """Type of the operator; the raw type if it is available."""
         ...
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where available."""
+        """Scope name of the operator; the raw name if it is available."""
         ...
 
 
@@ -62,23 +62,23 @@ class Filters(TypedDict, total=False):
     side: str
     """`input` or `output`."""
     attempt: int
-    """Of a job that was restarted; it selects sessions, and is no part of a `Query`."""
+    """Attempt of a job that was restarted; it selects sessions, and is not part of a `Query`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Selection of tensors; None selects all."""
+    """Selection of tensors; a field that is None selects all."""
 
     rank: int | None = None
     graph: int | None = None
     iterations: IterationSelection | None = None
-    """When set, constants are left out: they belong to no iteration."""
+    """If set, constants are left out, because they belong to no iteration."""
     glob: str | None = None
-    """Glob over the operator's whole name, its short name for people or its type."""
+    """Glob that has to match the operator's whole name, its short name for people, or its type."""
     pattern: re.Pattern[str] | None = None
-    """Expression that is found anywhere in the operator's name."""
+    """Expression that has to be found anywhere in the operator's name."""
     op_type: str | None = None
-    """Glob over the operator's whole type."""
+    """Glob that has to match the operator's whole type."""
     side: TensorSide | None = None
 
     @property
@@ -113,7 +113,7 @@ class Query:
     ) -> bool:
         """Return whether a folder is selected; the iteration of constants is None.
 
-        Without `dated`, the folder may contain any iteration and the filter of iterations is
+        Without `dated`, the folder may contain any iteration, so the filter of iterations is
         ignored.
         """
         return (
@@ -134,7 +134,7 @@ class Query:
 
 
 def selected(filters: Filters) -> Query:
-    """Return the query of keyword filters; ConfigError for a value that is not allowed."""
+    """Return the query for keyword filters; ConfigError for a value that is not allowed."""
     for name, value in filters.items():
         _check_filter(name, value)
     operator = filters.get("operator")
@@ -151,7 +151,8 @@ def selected(filters: Filters) -> Query:
 
 
 def _check_filter(name: str, value: object) -> None:
-    # Scripts may have no type checker, and a filter of the wrong name would select everything.
+    # Checked here, because scripts may have no type checker, and a filter with a wrong name would
+    # select everything.
     if name not in _FILTER_TYPES:
         raise ConfigError("filter", name, value, ", ".join(_FILTER_TYPES))
     kinds, allowed = _FILTER_TYPES[name]
@@ -163,7 +164,7 @@ def _parse_iterations(given: int | str) -> IterationSelection:
     if not isinstance(given, str):
         return IterationSelection(str(given), ((int(given), int(given)),))
     iterations = parse_iterations(given)
-    # A configuration may have segments that match nothing; here they are a mistake.
+    # In a configuration, segments that match nothing are allowed; here they are a mistake.
     if iterations is None or find_idle_segments(given):
         raise ConfigError("filter", "iteration", given, 'a number, or text such as "0|2-3"')
     return iterations

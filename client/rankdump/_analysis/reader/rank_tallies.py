@@ -1,4 +1,4 @@
-"""Status of a job rank by rank: sums over iterations, and sentences about problems and causes.
+"""Status of a job, rank by rank: sums over iterations, and sentences about problems and causes.
 Pure: no terminal, no daemon.
 """
 
@@ -25,12 +25,14 @@ from rankdump._core.units import format_count, format_duration
 from rankdump.errors import CorruptedError
 
 MIN_SHOWN_WAIT_US = 2_000_000
-"""A shorter wait is not shown: every collective waits for its last member."""
+"""Microseconds below which a wait is not shown, because every collective waits for its
+last member.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTally:
-    """One rank in one attempt of a job, over all its iterations."""
+    """Sums of one rank in one attempt of a job, over all its iterations."""
 
     job_id: str
     rank: int
@@ -40,18 +42,18 @@ class RankTally:
     is_followed: bool = False
     """Whether the rank has a later attempt."""
     wait: RankWait | None = None
-    """The call that it waits in; None when it waits in none, or that is not known."""
+    """The call that the rank waits in; None if it waits in none, or if that is not known."""
 
     @property
     def state(self) -> str:
-        """State of its last session; empty when only its tensors are known."""
+        """State of the rank's last session; empty if only its tensors are known."""
         if self.crash:
             return "crashed"
         return self.sessions[-1].state.value if self.sessions else ""
 
     @property
     def crash(self) -> str:
-        """How it ended with an error, as `crashed in iteration 2`; empty if it did not."""
+        """How the rank ended with an error, as `crashed in iteration 2`; empty if it did not."""
         if not self.sessions:
             return ""
         last = self.sessions[-1]
@@ -59,7 +61,9 @@ class RankTally:
 
     @property
     def described_state(self) -> str:
-        """State for people: how long an open session has waited, and where another has ended."""
+        """State as text, with how long the rank of an open session has waited, and where another
+        rank has ended.
+        """
         if self.crash:
             return self.crash
         if self.state == SessionState.OPEN.value:
@@ -77,28 +81,28 @@ class RankTally:
 
     @property
     def iterations_seen(self) -> int:
-        """Iterations that the rank is known to have run."""
+        """Number of iterations that the rank is known to have run."""
         reported = sum(session.iterations_seen for session in self.sessions)
         return max(reported, len({i.iteration for i in self.iterations}))
 
     @property
     def iterations_complete(self) -> int:
-        """Iterations that are complete."""
+        """Number of iterations that are complete."""
         return sum(iteration.complete for iteration in self.iterations)
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Tensors lost, by reason."""
+        """Number of lost tensors, by reason."""
         return _sum_counts(iteration.dropped for iteration in self.iterations)
 
     @property
     def same_as_baseline(self) -> int:
-        """Tensors that have no file, because they are the same in the baseline."""
+        """Number of tensors that have no file, because they are the same in the baseline."""
         return sum(iteration.same_as_baseline for iteration in self.iterations)
 
     @property
     def degraded_by(self) -> Mapping[str, int]:
-        """Tensors of which less than the plan selects was kept, by reason."""
+        """Number of tensors of which less was kept than the plan selects, by reason."""
         return _sum_counts(iteration.degraded_by for iteration in self.iterations)
 
 
@@ -121,16 +125,16 @@ class IterationTotals:
     bytes_in: int
     bytes_stored: int
     bytes_compared: int
-    """Bytes stored of iterations whose size before compression is known."""
+    """Stored bytes of those iterations whose size before compression is known."""
 
     @property
     def kept(self) -> int:
-        """Tensors that are in the tree in some form."""
+        """Number of tensors that are in the tree in some form."""
         return self.stored + self.linked + self.degraded
 
 
 def _describe_end(session: SessionStatus) -> str:
-    """Return how a session ended, or its state when more is not known."""
+    """Return how a session ended; if no more is known, its state."""
     by = session.ended_by
     if session.state is not SessionState.LOST or not by:
         return session.state.value
@@ -161,9 +165,9 @@ def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
 
 
 def select_attempt(view: StatusView, attempt: int) -> StatusView:
-    """Return the view with the sessions, balances and findings of an attempt.
+    """Return the view with only the sessions, balances and findings of an attempt.
 
-    CorruptedError lists the attempts if there is no such one.
+    CorruptedError lists the attempts if the view does not have this one.
     """
     known = sorted({each.attempt for each in (*view.sessions, *view.iterations)})
     if attempt not in known:
@@ -177,7 +181,7 @@ def select_attempt(view: StatusView, attempt: int) -> StatusView:
 
 
 def find_ended_jobs(ranks: Iterable[RankTally]) -> set[str]:
-    """Return the jobs without an open session."""
+    """Return the jobs that have no open session."""
     ranks = tuple(ranks)
     going = {tally.job_id for tally in ranks if tally.state == SessionState.OPEN.value}
     return {tally.job_id for tally in ranks} - going
@@ -187,7 +191,7 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
     """Return the sums over iterations."""
     held = tuple(iterations)
     return IterationTotals(
-        # The expected count of an open iteration is known only at its end.
+        # The number of expected tensors of an open iteration is known only at its end.
         expected=sum(i.expected if i.complete else i.accounted_tensors for i in held),
         stored=sum(i.stored for i in held),
         linked=sum(i.linked for i in held),
@@ -202,7 +206,7 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
 def _explain_empty_view(view: StatusView) -> list[str]:
     if view.sessions or view.iterations:
         return []
-    if view.roots:  # only the view of a tree has a root without ranks
+    if view.roots:  # only the view of a tree has a root and no ranks
         return [
             "the tree has no manifest and no iteration with tensors: rankdump ls lists "
             "what it contains"
@@ -211,14 +215,16 @@ def _explain_empty_view(view: StatusView) -> list[str]:
 
 
 def explain_no_ranks(view: StatusView) -> str:
-    """Return why the view of a daemon has no ranks: an agent knows jobs of before by their size."""
+    """Return why the view of a daemon has no ranks; an agent knows earlier jobs only by
+    their size.
+    """
     if any(job.bytes_stored for job in view.usage):
         return "no rank has been connected since this agent started"
     return "no rank has opened a session"
 
 
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:
-    """Return sentences about problems; ranks with the same problem share one."""
+    """Return sentences about problems; ranks with the same problem share a sentence."""
     by_text: dict[str, list[int]] = {}
     tallies = tally_ranks(view)
     # A tree that another tool wrote has neither sessions nor manifests.
@@ -242,7 +248,8 @@ _RANK_SENTENCE = re.compile(r"rank (\d+)((?:: | ended | and )?.*)", re.DOTALL)
 
 
 def merge_rank_sentences(sentences: Iterable[str]) -> list[str]:
-    """Return sentences about ranks; those that differ in the rank only are one with all of them.
+    """Return sentences about ranks; sentences that differ only in the rank become one that names
+    all ranks.
 
     >>> merge_rank_sentences(["rank 1 ended within iteration 3", "rank 0 ended within iteration 3"])
     ['ranks 0-1 ended within iteration 3']

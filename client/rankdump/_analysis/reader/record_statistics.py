@@ -1,10 +1,11 @@
-"""Statistics of the records of manifests, from the tables of every layout: `statistic.csv` of a
-folder, the table of an operator, and the info file of an api dump. Needs pyarrow.
+"""Statistics for the records of manifests, from the tables of every layout: `statistic.csv` of a
+folder, the table of an operator, and the info file of an API dump. Needs pyarrow.
 
-A table that grows over all iterations is read from its end, as far back as the records go: who
-writes rows window by window does not read all of it each time. The info file of a rank has a line
-for each tensor of all iterations, without a time: it is a record's by its step and name, and of
-several with one name the last lines are those of the records, in the order of time.
+A table that grows over all iterations is read backwards from its end, as far as the records go, so
+that a program that writes rows window by window does not read the whole table each time. The info
+file of a rank has a line for each tensor of all iterations, without a time stamp. A line belongs to
+a record with its step and name; if there are several with the same name, the last lines belong to
+the records, in the order of time.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ from rankdump.errors import CorruptedError, ProtocolError
 
 _INT64_MAX = (1 << 63) - 1
 _StatisticRow: TypeAlias = "tuple[tuple[int, int, str, int], dict[str, str]]"
-"""As `make_statistic_table` takes them."""
+"""A row in the form that `make_statistic_table` takes."""
 
 
 class RecordPlaces:
-    """Iterations of ranks that some records belong to, by number."""
+    """Iterations of ranks that some records belong to, numbered."""
 
     def __init__(self, read: ManifestColumns) -> None:
         statuses = [each.status for each in read.manifests]
@@ -88,17 +89,19 @@ class RecordPlaces:
         self.numbers = {place: number for number, place in enumerate(listed)}
         of_manifest = [self.numbers[each.rank, each.iteration] for each in statuses]
         self.of_records = np.array(of_manifest, np.int64)[read.manifest_of]
-        """Of each record."""
+        """Number of the place of each record."""
         self._ranks = np.array([each.rank for each in statuses], np.int64)[read.manifest_of]
         self._stamps = read.records.column("timestamp_us").to_numpy()
         self._known: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
 
     def find_stamps(self, rank: int) -> npt.NDArray[np.int64]:
-        """Return the times of the records of a rank, sorted."""
+        """Return the time stamps of a rank's records, sorted."""
         return self._find_rank(rank)[0]
 
     def find_numbers(self, rank: int, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the place of the record of a rank with each time; -1 for none."""
+        """Return for each time stamp the number of the place of the rank's record with it; -1 if
+        there is none.
+        """
         known, places = self._find_rank(rank)
         if not len(known):
             return np.full(len(stamps), -1)
@@ -116,7 +119,7 @@ class RecordPlaces:
 def read_record_statistics(
     access: TreeAccess, read: ManifestColumns, places: RecordPlaces, problems: list[str]
 ) -> pa.Table:
-    """Return rows of STATISTIC_SCHEMA for records; adds a problem for each invalid table."""
+    """Return rows of STATISTIC_SCHEMA for records; add a problem for each invalid table."""
     names = [RANK_FOLDER_PATTERN.fullmatch(path.partition("/")[0]) for path in read.paths]
     of_api = np.array([name is not None and not name[1] for name in names])
     others = [each for each, is_api in zip(read.manifests, of_api, strict=True) if not is_api]
@@ -139,7 +142,7 @@ def read_record_statistics(
 
 
 class _FoundTable(NamedTuple):
-    """A table of an operator, and the place of its rows."""
+    """An operator's table, with the number of the place that its rows belong to."""
 
     folder: str
     name: str
@@ -148,7 +151,9 @@ class _FoundTable(NamedTuple):
 
 
 class _TableReader:
-    """Reads the tables of folders: those of iterations together, a growing one from its end."""
+    """Reads the tables of folders: those of single iterations together, a growing table from its
+    end.
+    """
 
     def __init__(self, access: TreeAccess, places: RecordPlaces, problems: list[str]) -> None:
         self._access, self._places, self._problems = access, places, problems
@@ -188,13 +193,14 @@ class _TableReader:
             numbers = self._places.find_numbers(place.rank, stamps)
             rows = rows.set_column(0, STATISTIC_SCHEMA.names[0], pa.array(numbers))
             blocks.append(rows.take(pa.array(np.flatnonzero(numbers >= 0))))
-            # Iterations follow each other: what is older than all records is of earlier ones.
+            # Iterations are written one after the other, so rows older than all records belong to
+            # earlier iterations.
             if len(stamps) and stamps.max() < wanted[0]:
                 break
         self._grown += reversed(blocks)
 
     def _find_operators(self, place: TablePlace, number: int) -> Iterator[_FoundTable]:
-        """Yield the tables of operators whose time a record has."""
+        """Yield the tables of operators that have the time stamp of a record."""
         names = _read_names(self._access, place)
         listed: list[tuple[str, FileName]] = []
         for name in place.names:
@@ -221,7 +227,7 @@ class _TableReader:
 
 
 def _read_names(access: TreeAccess, place: TablePlace) -> LongFileNames:
-    """Return the full names of the files of a folder that have a number in place of one."""
+    """Return the full names of those files in a folder whose names were replaced by numbers."""
     if any(name[:1].isdecimal() for name in place.names):
         with suppress(OSError):
             return LongFileNames.parse(access.read(place.folder, MAPPING_FILE))
@@ -231,7 +237,7 @@ def _read_names(access: TreeAccess, place: TablePlace) -> LongFileNames:
 def _iter_texts_backward(
     access: TreeAccess, folder: str, name: str
 ) -> Iterator[StatisticTableText]:
-    """Yield the rows of a table in blocks from its end, each with the header."""
+    """Yield the rows of a table in blocks, from its end on, each with the header."""
     with open_table(access, folder, name) as file:
         header = file.readline(MAX_HEADER_BYTES)
         for block in read_blocks_backward(file, start=len(header)):
@@ -243,28 +249,30 @@ def _iter_texts_backward(
 class TablePlace(NamedTuple):
     """A folder with tables of one rank.
 
-        rank_{rank}/{net}/{graph}/{iteration}|constants/                 MindSpore's
-        [{step}/]{YYYYmmddHHMMSS}/{device}/[{model}/{id}/{iteration}/]   CANN's
+    rank_{rank}/{net}/{graph}/{iteration}|constants/                 MindSpore's
+    [{step}/]{YYYYmmddHHMMSS}/{device}/[{model}/{id}/{iteration}/]   CANN's
 
-    A folder of CANN's belongs to the rank that an agent wrote down for its time and device; where
-    nobody has, as in a copy without links, to the ranks whose manifests name the device.
+    A CANN folder belongs to the rank that an agent has recorded for its time and device. If there
+    is no such record, as in a copy without links, it belongs to the ranks whose manifests name the
+    device.
     """
 
     folder: str
     names: tuple[str, ...]
-    """Of the tables, and of files with a number in place of a long name."""
+    """Names of the tables, and of files whose long names were replaced by numbers."""
     rank: int
     iteration: int | None
-    """None where the tables are of several iterations."""
+    """Iteration; None if the tables have several iterations."""
 
 
 def _find_table_places(
     access: TreeAccess, manifests: Sequence[Manifest], *, has_constants: bool
 ) -> list[TablePlace]:
-    """Return the folders of MindSpore's and CANN's layouts that have tables of manifests; only
-    those of their iterations are entered.
+    """Return the folders of MindSpore's and CANN's layouts that have tables for these manifests;
+    only folders of their iterations are entered.
 
-    The tables of a graph's constants are listed for each iteration that may have named one.
+    The tables of a graph's constants are listed for each iteration whose manifest may name
+    constants.
     """
     found = [*_find_in_ranks(access, manifests, has_constants)]
     found += _DeviceFolders(access, manifests).find_places()
@@ -304,7 +312,7 @@ def _list_tables(access: TreeAccess, folder: str) -> tuple[str, ...]:
 
 
 def _select_tables(listing: dict[str, bool]) -> tuple[str, ...]:
-    # CANN's number for a long name has no suffix.
+    # The number that CANN uses in place of a long name has no suffix.
     return tuple(
         sorted(
             name
@@ -315,13 +323,13 @@ def _select_tables(listing: dict[str, bool]) -> tuple[str, ...]:
 
 
 class _DeviceFolders:
-    """Folders of the devices of manifests, in CANN's trees."""
+    """Folders of the devices that manifests name, in CANN's trees."""
 
     def __init__(self, access: TreeAccess, manifests: Sequence[Manifest]) -> None:
         self._access = access
         self._iterations = {each.status.iteration for each in manifests}
         self._owners: defaultdict[int, dict[str, int]] = defaultdict(dict)
-        """Ranks by device, and by what an agent writes down for those of each job."""
+        """For each device, the ranks by the key that an agent records for each job."""
         self._places = {(each.status.rank, each.status.iteration) for each in manifests}
         for each in manifests:
             status = each.status
@@ -332,7 +340,7 @@ class _DeviceFolders:
         """Yield the folders, each once for every rank that it may belong to."""
         with suppress(OSError):
             listing = self._access.listing("")
-            # The others are looked at by nobody: a root may hold anything.
+            # Other folders are ignored, because a root may contain anything.
             names = [name for name, is_folder in listing.items() if is_folder and name.isdecimal()]
             yield from self._enter_each(ROOT_FOLDER, "", names, ())
 
@@ -366,7 +374,7 @@ class _DeviceFolders:
         return folder.names is not NameScheme.CANN or folder.rank in self._owners
 
     def _find_ranks(self, base: str, device: int) -> Sequence[int]:
-        """Return the ranks that a folder may belong to, by its path."""
+        """Return the ranks that a folder may belong to, given its path."""
         time, owners = base.split("/")[-2], self._owners[device]
         try:
             owner = self._access.read_link(STATE_FOLDER, f"{time}.{device}")
@@ -376,7 +384,7 @@ class _DeviceFolders:
 
 
 _OTHER = -1
-"""In place of a record of other manifests."""
+"""Stands for a record of another manifest."""
 _LINE_START = re.compile(rb'\["(?:[^"\\]|\\.)*", ([0-9]{1,19}), ')
 
 
@@ -386,8 +394,8 @@ def _read_info_statistics(
     manifests: npt.NDArray[np.int64],
     problems: list[str],
 ) -> Iterator[_StatisticRow]:
-    """Yield number, time, side and slot of the records of some manifests, given by their number,
-    with statistics by title.
+    """Yield number, time stamp, side and slot of the records of the given manifests, with their
+    statistics by title.
 
     Adds a problem for a file that is damaged where these records are.
     """
@@ -411,16 +419,18 @@ def _read_info_statistics(
 
 
 class _RecordLines:
-    """Records of one rank, and their lines as far as they were found."""
+    """Records of one rank, with their lines as far as these were found."""
 
     def __init__(
         self, read: ManifestColumns, manifests: list[int], others: ManifestColumns
     ) -> None:
-        """`others` are manifests of the same iterations, whose records have lines as well."""
+        """`others` contains further manifests of the same iterations, whose records have lines,
+        too.
+        """
         self.problems: list[str] = []
         self._places: dict[int, ApiPlace] = {}
         self._given: dict[int, frozenset[str]] = {}
-        """Statistics that the line of a record has, though they may be NaN."""
+        """Statistics that the line of a record has, although they may be NaN."""
         self._lines: dict[int, InfoLine] = {}
         self._stamps: list[int] = read.records.column("timestamp_us").to_pylist()
         named: defaultdict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
@@ -433,16 +443,18 @@ class _RecordLines:
             if (manifest.status.iteration, name) in named:
                 named[manifest.status.iteration, name].append((stamps[record], _OTHER))
         self._waiting = {key: sorted(records) for key, records in named.items()}
-        """Times and records without a line, by iteration and name, the latest at the end."""
+        """Time stamps and records that have no line yet, by iteration and name, the latest at the
+        end.
+        """
         self._steps = {iteration for iteration, _ in named}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a record has no line yet."""
+        """Whether any record has no line yet."""
         return bool(self._waiting)
 
     def add(self, lines: bytes, where: str) -> None:
-        """Add lines, after all that follow them in the file."""
+        """Add lines; all later lines of the file must have been added before."""
         for text in reversed(lines.split(b"\n")):
             found = _LINE_START.match(text)
             if not text.strip() or (found is not None and int(found[1]) not in self._steps):
@@ -462,7 +474,7 @@ class _RecordLines:
 
     def finish(self) -> Iterator[_StatisticRow]:
         """Yield the statistics of the records whose lines were found."""
-        # Where no plan says what is recorded, it is what any line has.
+        # If no plan says what is recorded, every statistic that any line has counts as recorded.
         seen = {item for line in self._lines.values() for item in line.statistics}
         for record, line in self._lines.items():
             place = self._places[record]
@@ -474,7 +486,7 @@ class _RecordLines:
 def _read_others(
     access: TreeAccess, folder: str, read: ManifestColumns, manifests: list[int]
 ) -> ManifestColumns:
-    """Return the other manifests of the iterations of some, as of another attempt."""
+    """Return other manifests of the same iterations, such as those of another attempt."""
     iterations = {read.manifests[number].status.iteration for number in manifests}
     own = {read.paths[number] for number in manifests}
     found: list[str] = []
@@ -489,7 +501,7 @@ def _read_others(
 def _iter_records(
     read: ManifestColumns, manifests: Iterable[int]
 ) -> Iterator[tuple[Manifest, int, ApiPlace, str]]:
-    """Yield manifest, number, place and name of each tensor of a call in some manifests."""
+    """Yield manifest, number, place and name of each tensor of an API call in some manifests."""
     starts = np.searchsorted(read.manifest_of, np.arange(len(read.manifests) + 1)).tolist()
     for number in manifests:
         start, end = starts[number], starts[number + 1]
@@ -504,7 +516,7 @@ def _iter_records(
 
 @lru_cache(maxsize=64)
 def _find_items(plan: str) -> frozenset[str]:
-    """Return the statistics that the info file of a plan has; none where it cannot be read."""
+    """Return the statistics that the info file of a plan has; none if the plan cannot be read."""
     with suppress(ProtocolError, KeyError):
         known = plan_from_json(plan.encode())
         files = LAYOUTS[known.output.layout].api_files

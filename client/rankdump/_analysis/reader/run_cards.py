@@ -1,5 +1,5 @@
 """Run cards of a tree, read from the ends of its manifests. A card that cannot be read becomes a
-sentence, and the others are read.
+sentence about the problem; the other cards are read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rankdump._core.run_card import MAX_CARD_BYTES, RunCard, parse_card
 from rankdump.errors import CorruptedError
 
 _END_BYTES = (1 << 13, 8 * MAX_CARD_BYTES)
-"""Read from the end of a manifest: nearly all cards are within the first number, and a text that
-is escaped may take six times its bytes."""
+"""Numbers of bytes to read from the end of a manifest: nearly all cards fit into the first number,
+and an escaped text may take six times its bytes.
+"""
 _MAX_PROBLEMS = 3
 
 
@@ -41,11 +42,13 @@ class FoundCards(NamedTuple):
     """The run cards of a tree."""
 
     cards: tuple[RankCard, ...]
-    """By rank and iteration; of several attempts the last one counts."""
+    """Run cards sorted by rank and iteration; if there are several attempts, the last
+    one counts.
+    """
     problems: tuple[str, ...]
-    """Sentences about cards that cannot be read."""
+    """Sentences about run cards that cannot be read."""
     without: int
-    """Manifests that have none."""
+    """Number of manifests that have no run card."""
     unread: tuple[str, ...] = ()
     """Sentences about manifests that cannot be read."""
 
@@ -57,9 +60,9 @@ def read_run_cards(
     job_id: str = "",
     attempt: int | None = None,
 ) -> FoundCards:
-    """Return the run cards of a job and attempt, of the ranks and iterations that `keeps` selects.
+    """Return the run cards of a job and attempt, for the ranks and iterations that `keeps` selects.
 
-    Ranks and iterations are known from the names of manifests, so others are not opened.
+    Ranks and iterations are taken from the names of manifests, so other manifests are not opened.
     """
     others = find_other_sessions(root, job_id, attempt)
     found: dict[tuple[int, int], RankCard] = {}
@@ -86,8 +89,8 @@ def read_run_cards(
 
 
 def read_model_names(root: Path) -> dict[int, str]:
-    """Return the names of the models that a rank attached, by their numbers; empty where no card
-    has them. Reads the newest manifest of the first rank that has cards.
+    """Return the names of the models that a rank attached, by number; empty if no card has them.
+    Reads the newest manifest of the first rank that has run cards.
     """
     newest = {file.session[0]: file.path for file in list_tree_manifests(root)}
     for path in newest.values():
@@ -99,7 +102,7 @@ def read_model_names(root: Path) -> dict[int, str]:
 
 
 def _read_card(path: Path) -> bytes:
-    """Return the card in a manifest, as JSON; empty without one."""
+    """Return the run card in a manifest as JSON; empty if there is none."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size

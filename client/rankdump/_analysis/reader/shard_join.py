@@ -1,8 +1,8 @@
-"""Join of the shards of a logical tensor: which shards a join needs, where each of them belongs,
-and whether they cover the tensor. Planning is pure; `join_shards` reads one array at a time.
+"""Join of the shards of a logical tensor: which shards are needed, where each of them belongs, and
+whether they cover the tensor. Planning is pure; `join_shards` reads one array at a time.
 
 Replicas are one block, partial values of a block are reduced in float64, and blocks are placed by
-their global offset, or by their range where a tensor was flattened first.
+their global offset; if a tensor was flattened first, by their range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
     "max": np.maximum,
     "min": np.minimum,
 }
-"""Functions that reduce partial values; an average is divided at the end."""
+"""Functions that reduce partial values; an average is a sum that is divided at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +41,33 @@ class TensorShard:
     shape: tuple[int, ...]
     layout: TensorLayout
     digest: str = ""
-    """Of its elements; empty when unknown."""
+    """Digest of the shard's elements; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinBlock:
-    """A part of the logical tensor, and the ranks whose arrays are reduced to it."""
+    """A part of the logical tensor, with the ranks whose arrays are reduced to it."""
 
     ranks: tuple[int, ...]
-    """One rank for each partial value; a single one where the value is not partial."""
+    """One rank for each partial value; a single rank if the value is not partial."""
     layout: TensorLayout
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
-    """How shards become the logical tensor."""
+    """Description of how shards are joined into the logical tensor."""
 
     shape: tuple[int, ...]
     blocks: tuple[JoinBlock, ...]
     different_replicas: tuple[tuple[int, ...], ...] = ()
-    """Ranks that hold the same part with different elements; the first one is used."""
+    """Ranks that have the same part with different elements; the first one is used."""
 
 
 def plan_join(shards: Sequence[TensorShard], *, name: str) -> JoinPlan:
-    """Return how the shards of all ranks join; `name` is for errors.
+    """Return how the shards of all ranks are joined; `name` is used in errors.
 
-    CorruptedError when they contradict each other, or do not cover the tensor exactly.
+    CorruptedError when the shards contradict each other, or do not cover the tensor exactly.
     """
     first = shards[0].layout
     shapes = {shard.layout.global_shape for shard in shards}
@@ -92,7 +92,7 @@ def plan_join(shards: Sequence[TensorShard], *, name: str) -> JoinPlan:
 def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> _Array:
     """Return the logical tensor, read-only; `load` returns the array of a rank.
 
-    Replicas that differ are a warning that names their ranks.
+    If replicas differ, a warning names their ranks.
     """
     for ranks in plan.different_replicas:
         warnings.warn(
@@ -117,7 +117,9 @@ def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> 
 
 
 def select_shard(whole: _Array, layout: TensorLayout, shape: tuple[int, ...]) -> _Array:
-    """Return the elements of a logical tensor that a shard of that shape has, without padding."""
+    """Return the elements of a logical tensor that belong to a shard with this shape, without
+    padding.
+    """
     if layout.flat_range:
         return whole.reshape(-1)[slice(*layout.flat_range)]
     return whole[_select_block(layout, shape)]
@@ -126,7 +128,7 @@ def select_shard(whole: _Array, layout: TensorLayout, shape: tuple[int, ...]) ->
 def _group_by_block(
     shards: Sequence[TensorShard],
 ) -> dict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]]:
-    """Return the replicas of each partial value of each block, by rank."""
+    """Return the replicas of each partial value of each block, sorted by rank."""
     found: defaultdict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]] = defaultdict(
         dict
     )
@@ -143,7 +145,7 @@ def _group_by_block(
 
 
 def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
-    """Raise unless every partial value of a block is there, with one way to reduce them."""
+    """Raise a CorruptedError unless a block has all its partial values, with the same reduction."""
     layout = used[0].layout
     partial = [
         (extent, placement.reduction)
@@ -165,7 +167,7 @@ def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
 
 
 def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], name: str) -> None:
-    """Raise unless the blocks cover each element once."""
+    """Raise a CorruptedError unless the blocks cover each element exactly once."""
     shape = shards[0].layout.global_shape
     flat = {bool(block.layout.flat_range) for block in blocks}
     if len(flat) > 1:
@@ -187,9 +189,10 @@ def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], 
 def _count_covered(
     shape: tuple[int, ...], held: Sequence[Sequence[Sequence[range]]]
 ) -> tuple[int, bool]:
-    """Return how many elements blocks cover, and whether any of them twice.
+    """Return how many elements are covered by blocks, and whether any element is covered twice.
 
-    Between the ends of ranges all elements are alike, so each dimension has few parts.
+    Each dimension is divided at the ends of all ranges; all elements between two ends are covered
+    alike, so there are few parts.
     """
     ends = [
         sorted({0, extent, *(end for own in held for r in own[at] for end in (r.start, r.stop))})
@@ -198,7 +201,8 @@ def _count_covered(
     numbers = [{end: number for number, end in enumerate(each)} for each in ends]
     counts = np.zeros([max(0, len(each) - 1) for each in ends], np.int64)
     for ranges in held:
-        # One range is the usual case; of several, each with each of the other dimensions.
+        # Usually each dimension has one range; if it has several, each is combined with each of the
+        # other dimensions.
         for box in product(*ranges):
             parts = zip(numbers, box, strict=True)
             counts[tuple(slice(known[r.start], known[r.stop]) for known, r in parts)] += 1
@@ -211,7 +215,7 @@ def _count_covered(
 
 
 def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return the indices of a block: slices, or arrays where a strided shard has several ranges."""
+    """Return the indexes of a block: slices, or arrays if a strided shard has several ranges."""
     ranges = find_block_ranges(layout, shape)
     if all(len(each) <= 1 for each in ranges):
         return tuple(slice(each[0].start, each[0].stop) for each in ranges)

@@ -1,6 +1,6 @@
 """Source lines of operators, read from the `.ir` files of a tree or from the stack files of an API
-dump, and the tensors of the operators that came from one line. Holds one operator at a time while
-it reads; other lines are skipped.
+dump, and the tensors of the operators that a line created. Only one operator at a time is in memory
+while a file is read; lines that are not needed are skipped.
 
 Supports the `.ir` files of the agent and of MindSpore 2.0 to 2.7. Tensors are found by the names of
 their operators, because MindSpore renumbers operators between its graph and its dump.
@@ -36,19 +36,21 @@ from rankdump.errors import CorruptedError
 
 _NODE_LINE = re.compile(r"\s*%\d+\([^)]*\) = (?:PrimFunc_)?([^\s(]+)\(")
 _SCOPE_NAME_LINE = re.compile(r"\s*# Fullname with scope: \((.*)\)\s*")
-# MindSpore 2.7 adds the last line and the columns, and a remark to a line of many operators.
+# MindSpore 2.7 adds the last line and the columns; if a line has many operators, also a remark.
 _FRAME_LINE = re.compile(
     r"\s*# (?:inlined:)?In file (?P<file>.+?):(?P<first>[0-9]{1,9})(?:~(?P<last>[0-9]{1,9}))?"
     r"(?:, [0-9]+~[0-9]+)?/(?P<code>.*?)/(?:<~~.*)?\s*"
 )
 _MAX_FRAME_CHARACTERS = 4096
-"""Longest line with a frame: the expression backtracks, which takes long in longer lines."""
+"""Longest line that is searched for a frame, because the expression backtracks, which takes long in
+longer lines.
+"""
 
 _GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
 _FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
 _OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
-"""Test of a frame, given the frame that it called."""
+"""Test of a frame, given the frame that it has called."""
 _GraphName: TypeAlias = "tuple[int, int, str]"
 """Rank, graph and name of an operator."""
 
@@ -60,25 +62,27 @@ class Frame:
     file: str
     line: int
     last_line: int
-    """Last line of a statement or function; else the line itself."""
+    """Last line of a statement or function; else equal to `line`."""
     code: str
-    """Text of the first line, stripped; empty when it is not known."""
+    """Text of the first line, stripped; empty if it is not known."""
 
     def holds(self, other: Frame) -> bool:
-        """Return whether another frame covers a smaller part of the lines of this one."""
+        """Return whether the lines of another frame are a smaller part of the lines of
+        this frame.
+        """
         mine, its = (self.line, self.last_line), (other.line, other.last_line)
         return self.file == other.file and mine[0] <= its[0] and its[1] <= mine[1] and mine != its
 
 
 @dataclass(frozen=True, slots=True)
 class IrOperator:
-    """One operator of a graph."""
+    """One operator of a graph with its call stack."""
 
     op_type: str
     op_name: str
-    """Full scope name."""
+    """Full scope name of the operator."""
     frames: tuple[Frame, ...]
-    """Outermost first; a gradient has the frames of its operator."""
+    """Call stack, outermost frame first; a gradient has the frames of its operator."""
 
 
 def read_ir_operators(path: Path) -> Iterator[IrOperator]:
@@ -130,7 +134,9 @@ def read_stack_operators(path: Path) -> Iterator[IrOperator]:
 
 
 def find_backward_name(op_name: str) -> str:
-    """Return the name of the backward call; empty unless the name is of a forward API call."""
+    """Return the name of the backward call; empty unless `op_name` is the name of a forward API
+    call.
+    """
     call = parse_call_name(op_name)
     if call is None or call.direction != "forward":
         return ""
@@ -146,37 +152,43 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One `.ir` file of a tree, or the stack file of an API dump or of another tool."""
+    """One file with source lines: an `.ir` file of a tree, or the stack file of an API dump or of
+    another tool.
+    """
 
     path: Path
     rank: int
     graph: int
     tool: str = ""
-    """Name of the other tool."""
+    """Name of the other tool; empty for our files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One operator of one graph, and the source line that it came from."""
+    """One operator of one graph, with the source line that created it."""
 
     rank: int
     graph: int
     op_type: str
     op_name: str
-    """Full scope name, as the graph has it."""
+    """Full scope name of the operator as the graph has it."""
     frame: Frame
-    """The innermost matching frame of its stack."""
+    """The innermost frame of the operator's stack that matches the question."""
     tensors: tuple[Entry | Figures, ...]
-    """Its files, or else its rows; empty for an operator that was not dumped."""
+    """Files of the operator's tensors; if there are none, their rows; empty for an operator that
+    was not dumped.
+    """
     exact: bool = True
-    """Whether the tensors have the same name; False for another number in the same scope."""
+    """Whether the tensors have exactly the operator's name; if not, another number in the same
+    scope.
+    """
 
 
 def graph_files(root: Path, ranks: tuple[int, ...], tool: str | None = None) -> list[GraphFile]:
     """Return the files with source lines of these ranks, sorted by rank and graph.
 
-    `tool` is that of the tree, where it is known: whether a folder is a dump of another tool
-    takes a look at its files.
+    `tool` is the tool of the tree, if that is known, because finding it out requires reading some
+    files.
     """
     if tool:
         return _find_foreign_stacks(root, ranks, get_foreign_reader(tool))
@@ -225,12 +237,15 @@ def read_operators(file: GraphFile) -> Iterator[IrOperator]:
 
 
 class Search:
-    """Search for the operators of a source line; `problems` lists files that cannot be read."""
+    """Search for the operators that a source line created; `problems` lists files that cannot be
+    read.
+    """
 
     def __init__(self, question: str, tensors: TensorSource) -> None:
         """The question is `file:line`, or a part of the line's text.
 
-        `tensors` are all that may be found, or a function that returns those of some operators.
+        `tensors` contains all tensors that may be found, or is a function that returns the tensors
+        of some operators.
         """
         self.problems: list[str] = []
         self.files: set[str] = set()
@@ -239,9 +254,10 @@ class Search:
         self._tensors = tensors
 
     def origins(self, graphs: list[GraphFile]) -> list[Origin]:
-        """Return the operators in the order of the graphs.
+        """Return the operators that match, in the order of the graphs.
 
-        A question `file:line` without a match is searched as text, because code may have colons.
+        If a question `file:line` matches nothing, it is searched as text, because code may contain
+        colons.
         """
         place = _FILE_AND_LINE.fullmatch(self._question.strip())
         found = self._matching(graphs, _frame_at_line(place[1], int(place[2]))) if place else []
@@ -273,7 +289,7 @@ class Search:
 
 
 class OperatorNames:
-    """Names of operators of graphs, and how files and tables may spell them."""
+    """Names of operators in graphs, with the spellings that files and tables may use for them."""
 
     def __init__(self, op_names: Iterable[str]) -> None:
         self._spellings: set[str] = set()
@@ -284,7 +300,7 @@ class OperatorNames:
             self._scopes.add(_get_scope(sanitize_name(op_name)))
 
     def may_be(self, spelt: str) -> bool:
-        """Return whether a name in a file, a table or a manifest may be one of them."""
+        """Return whether a name in a file, a table or a manifest may be one of these names."""
         return spelt in self._spellings or _get_scope(spelt) in self._scopes
 
 
@@ -297,7 +313,7 @@ class _TensorNameIndex:
     """Index of tensors by the names of their operators."""
 
     def __init__(self, tensors: Iterable[Entry | Figures], names: OperatorNames) -> None:
-        """Holds those of `names`."""
+        """Only tensors whose names are among `names` are indexed."""
         self._exact: defaultdict[_GraphName, list[Entry | Figures]] = defaultdict(list)
         self._scopes: defaultdict[_GraphName, list[Entry | Figures]] = defaultdict(list)
         for tensor in tensors:
@@ -310,11 +326,12 @@ class _TensorNameIndex:
                 self._scopes[key.rank, key.graph, _get_scope(key.op_name)].append(tensor)
 
     def tensors_of(self, file: GraphFile, op_name: str) -> tuple[tuple[Entry | Figures, ...], bool]:
-        """Return an operator's tensors, and whether they have exactly its name."""
+        """Return the tensors of an operator, and whether they have exactly its name."""
         for name in (op_name, *sorted(_spell_in_profiles(op_name), key=len, reverse=True)):
             if (file.rank, file.graph, name) in self._exact:
                 return tuple(self._exact[file.rank, file.graph, name]), True
-        # Only by the full scope: without its number, every MatMul has the same short name.
+        # Only the full scope is compared, because without its number every MatMul has the same
+        # short name.
         scope = file.rank, file.graph, _get_scope(sanitize_name(op_name))
         others = self._scopes.get(scope, [])
         return tuple(others), not others
@@ -325,7 +342,7 @@ def _spell_in_profiles(op_name: str) -> set[str]:
 
 
 def _get_scope(op_name: str) -> str:
-    """Return a name without the number of the operator."""
+    """Return a name without the operator's number at its end."""
     return _OPERATOR_NUMBER.sub("", op_name)
 
 
@@ -345,16 +362,17 @@ def _frame_at_line(file: str, line: int) -> _FramePredicate:
     def asked(frame: Frame, inner: Frame | None) -> bool:
         if not frame.line <= line <= frame.last_line or not same(frame.file):
             return False
-        # The frame of a function covers all its lines, and the next frame is the line that ran.
+        # The frame of a function covers all its lines, and the next inner frame is the line that
+        # ran.
         return frame.line == line or inner is None or not frame.holds(inner)
 
     return asked
 
 
 def _same_file_test(wanted: str) -> Callable[[str], bool]:
-    """Return a test whether one of two paths ends with the other, by whole names.
+    """Return a test whether one of two paths is the end of the other, by whole path components.
 
-    Both may be absolute: a container's path may be the end of the host's.
+    Both may be absolute, because the path in a container may be the end of the path on the host.
     """
     parts = _parts(wanted)
 

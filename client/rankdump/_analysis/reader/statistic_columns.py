@@ -1,5 +1,5 @@
-"""Statistics of tensors as columns, and their place beside the records of manifests. Arrow reads
-`statistic.csv`; a table that it rejects, and those of other forms, are read row by row.
+"""Statistics of tensors as columns, and their assignment to the records of manifests. Arrow reads
+`statistic.csv`; a table that Arrow rejects, and tables of other forms, are read row by row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from rankdump._layout.statistic_tables import (
 
 _COLUMNS = {**STATISTIC_COLUMNS, MD5_ITEM: MD5_ITEM}
 _COLUMN_OF_TITLE = {title: _COLUMNS[item] for item, title in STATISTIC_TITLES.items()}
-# Looking up a type in the schema takes longer than reading a value.
+# Types are looked up once, because looking up a type in the schema takes longer than reading a
+# value.
 _TITLED_FIELDS = [(t, n, TENSOR_SCHEMA.field(n).type) for t, n in _COLUMN_OF_TITLE.items()]
 STATISTIC_FIELDS = [TENSOR_SCHEMA.field(name) for name in _COLUMNS.values()]
 _PLACE_FIELDS = [
@@ -55,13 +56,13 @@ class StatisticTableText:
     """Text of a `statistic.csv`, without an incomplete last line."""
 
     place: int
-    """Number of the rank's iteration that it belongs to."""
+    """Number of the rank and iteration that the table belongs to."""
     file: str
-    """Its path, for messages."""
+    """Path of the table, for messages."""
     header: bytes
     rows: bytes
     is_torn: bool = False
-    """Whether it ends in the middle of a line."""
+    """Whether the file ends in the middle of a line."""
 
 
 def read_statistic_text(
@@ -80,14 +81,14 @@ def split_text(text: bytes, file: Path, place: int) -> StatisticTableText:
 
 
 def count_finite_rows(texts: Sequence[StatisticTableText]) -> dict[int, int]:
-    """Return the number of rows of each place whose statistics show that all of its tensors are
-    finite, as `are_statistics_finite` decides it, and of which no two are of the same time, side
-    and slot. None where one of the tables is invalid.
+    """Return the number of rows of each place, for places whose tensors are all finite according to
+    their statistics (`are_statistics_finite`) and of which no two have the same time stamp, side
+    and slot. Places with an invalid table are left out.
     """
     problems: list[str] = []
     rows = parse_statistic_texts(texts, problems, is_strict=True)
     if problems:
-        # One of them is not as it should be: each is read by itself.
+        # At least one of the tables is invalid, so each is read by itself.
         each_alone = ([text] for text in texts) if len(texts) > 1 else ()
         return {place: n for one in each_alone for place, n in count_finite_rows(one).items()}
     keys = [rows.column(name).to_numpy() for name in STATISTIC_SCHEMA.names[:4]]
@@ -114,9 +115,9 @@ def _find_finite(rows: Any) -> npt.NDArray[np.bool_]:
 def parse_statistic_texts(
     texts: Sequence[StatisticTableText], problems: list[str], *, is_strict: bool = False
 ) -> pa.Table:
-    """Return the rows of tables; adds a problem for each invalid one.
+    """Return the rows of tables; add a problem for each invalid table.
 
-    With `is_strict`, also for one that is invalid in columns that no row has.
+    With `is_strict`, also for a table that is invalid in columns that no row has.
     """
     by_form: defaultdict[tuple[bytes, bool], list[StatisticTableText]] = defaultdict(list)
     for text in texts:
@@ -135,7 +136,9 @@ def parse_statistic_texts(
 def _parse_with_arrow(
     header: bytes, texts: Sequence[StatisticTableText], has_end: bool, is_strict: bool
 ) -> pa.Table:
-    """Return the rows of tables of one form; ArrowInvalid where one needs the exact reader."""
+    """Return the rows of tables with the same header; ArrowInvalid if one of them needs the exact
+    reader.
+    """
     titles = header.decode().rstrip(",").split(",")
     fixed = STATISTIC_COLUMNS_WITH_FORMAT if "Format" in titles else FIXED_TITLES
     if tuple(titles[: len(fixed)]) != fixed:
@@ -216,11 +219,13 @@ def _parse_each(texts: Sequence[StatisticTableText], problems: list[str]) -> lis
 def make_statistic_table(
     rows: Iterable[tuple[tuple[int, int, str, int], dict[str, str]]],
 ) -> pa.Table:
-    """Return rows of (place, time, side, slot) and the texts of statistics by their titles."""
+    """Return a table of rows, each given by its place, time stamp, side and slot and by the texts
+    of its statistics by title.
+    """
     columns: dict[str, list[Any]] = {name: [] for name in STATISTIC_SCHEMA.names}
     for (place, stamp, side, slot), values in rows:
         columns["place"].append(place)
-        # Names and tables of other programs may have any number.
+        # Limited, because names and tables of other programs may have any number.
         columns["timestamp_us"].append(min(stamp, _INT64_MAX))
         columns["side"].append(SIDES.index(side))
         columns["slot"].append(min(slot, _INT64_MAX))
@@ -252,10 +257,11 @@ def match_statistics(
     slots: npt.NDArray[np.int64],
     statistics: pa.Table,
 ) -> npt.NDArray[np.int64]:
-    """Return for each tensor the row of its statistics, -1 for none.
+    """Return for each tensor the row with its statistics, -1 if there is none.
 
-    Tensors are known by rank and iteration (`place`), time, side and slot; one of UNKNOWN_SIDE by
-    place and time alone. Of equal rows of statistics the last counts, which was written last.
+    Tensors are identified by rank and iteration (`place`), time stamp, side and slot; one with
+    UNKNOWN_SIDE by place and time stamp only. Among equal rows the last one counts, because it was
+    written last.
     """
     if not len(statistics) or not len(places):
         return np.full(len(places), -1)
@@ -273,7 +279,7 @@ def match_statistics(
 def _number_pairs(
     first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return one number for each pair of values, equal for equal pairs."""
+    """Return one number for each pair of values, which is equal for equal pairs."""
     firsts = np.unique(first, return_inverse=True)[1]
     values, seconds = np.unique(second, return_inverse=True)
     return firsts.astype(np.int64) * len(values) + seconds
@@ -282,7 +288,7 @@ def _number_pairs(
 def _find_last(
     known: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the last place of each wanted value among the known ones, -1 for none."""
+    """Return the last position of each wanted value among the known values; -1 for none."""
     order = np.argsort(known, kind="stable")
     after = np.searchsorted(known[order], wanted, side="right") - 1
     rows = order[np.maximum(after, 0)]

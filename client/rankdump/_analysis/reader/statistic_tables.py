@@ -1,7 +1,7 @@
-"""Rows of statistics from lines of `statistic.csv`, of the table of one operator, and of the info
-file of an API dump, and the lines of such files, packed or not, also from the end: what is wanted
-of a table that grows is usually what came last. Titles of columns are those of MindSpore for tables
-of any tool.
+"""Rows of statistics from the lines of `statistic.csv`, of an operator's table, and of the info
+file of an API dump; and the lines of these files, packed or not. Lines can also be read from the
+end, because of a growing table usually the last rows are wanted. Titles of columns are those of
+MindSpore, whichever tool wrote the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
 TOOL_STEP = 1
-"""Step of every line of troubleshooter."""
+"""Step number that troubleshooter writes in every line."""
 
 INFO_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 """Statistics that a line of an info file may have, besides an MD5."""
@@ -42,11 +42,13 @@ _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()}
     "l2norm": STATISTIC_TITLES["l2norm"],
     "md5 value": STATISTIC_TITLES["md5"],
 }
-"""Titles of MindSpore by the spellings of CANN and its tools, in lower case."""
+"""MindSpore's title for each spelling of CANN and its tools, in lower case."""
 
 
 def spell_title(title: str) -> str:
-    """Return the title of a column as MindSpore spells it; an unknown title as it is."""
+    """Return the title of a column as MindSpore spells it; an unknown title is returned
+    unchanged.
+    """
     return _TITLE_SPELLINGS.get(title.lower(), title)
 
 
@@ -56,7 +58,7 @@ class PlacedInfoLine:
 
     line: InfoLine
     line_number: int
-    """From 1, in execution order."""
+    """Number of the line from 1, in execution order."""
     iteration: int
 
 
@@ -66,20 +68,20 @@ class InfoFileContent:
 
     lines: tuple[PlacedInfoLine, ...]
     damage: str = ""
-    """Error in the line after these lines; empty for an intact file."""
+    """Error in the line after the last valid one; empty for an intact file."""
     is_torn: bool = False
     """Whether the damage is only an incomplete last line."""
     has_steps: bool = True
-    """Whether its lines have real steps."""
+    """Whether the lines have real step numbers."""
 
 
 def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
-    """Return the lines of an info file; with `stepped`, it is known to have real steps.
+    """Return the lines of an info file; `stepped` says that it is known to have real step numbers.
 
     Reading ends at the first invalid line; CorruptedError when the file cannot be read at all.
     """
     with named_errors(path):
-        # Bytes that are not valid text make their line invalid, which ends the reading.
+        # Bytes that are not valid text make their line invalid, and reading ends there.
         text = path.read_bytes().decode("utf-8", "backslashreplace")
     found: list[tuple[int, InfoLine]] = []
     damage, torn = "", False
@@ -103,7 +105,9 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
 
 
 def number_blocks(is_backward: Sequence[bool]) -> npt.NDArray[np.int64]:
-    """Return the iteration of each line: a forward after a backward begins the next one."""
+    """Return the iteration of each line; a forward line after a backward line begins the next
+    iteration.
+    """
     backward = np.array(is_backward, bool)
     begins = np.concatenate([np.zeros(min(1, len(backward)), bool), backward[:-1] & ~backward[1:]])
     return np.cumsum(begins, dtype=np.int64)
@@ -115,9 +119,9 @@ def make_info_row(
     record: ManifestRecord | None,
     given: Collection[str],
 ) -> Figures | None:
-    """Return the row of a line of an info file; None for one whose name is not a tensor's.
+    """Return the row for a line of an info file; None if the line's name is not a tensor's.
 
-    `given` are the statistics that any line of the file has.
+    `given` contains the statistics that any line of the file has.
     """
     line = noted.line
     file = api_tree.parse_api_file_name(f"{line.name}.npy")
@@ -147,7 +151,9 @@ def make_info_row(
 
 
 def spell_info_values(line: InfoLine, given: Collection[str]) -> dict[str, str]:
-    """Return the statistics of a line by title; one that is `given` and that it lacks is NaN."""
+    """Return the statistics of a line by title; a statistic that is in `given` and that the line
+    lacks is NaN.
+    """
     values = {STATISTIC_TITLES[item]: repr(value) for item, value in line.statistics.items()}
     if parse_dtype_name(line.dtype) != "bool":
         absent = [i for i in INFO_ITEMS if i in given and i not in line.statistics]
@@ -158,14 +164,16 @@ def spell_info_values(line: InfoLine, given: Collection[str]) -> dict[str, str]:
 
 
 class InfoFilePlaces:
-    """Iteration and order of tensors without a manifest, from the info file of their folder."""
+    """Iteration and order of tensors without a manifest, from the info file in their folder."""
 
     def __init__(self, root: Path, *, stepped: bool) -> None:
         self._root, self._stepped = root, stepped
         self._known: dict[str, dict[str, PlacedInfoLine]] = {}
 
     def place_of_file(self, folder: str, name: str) -> tuple[int, int]:
-        """Return the iteration and the order of a file's tensor; those without a line come last."""
+        """Return the iteration and the order of a file's tensor; tensors without a line
+        come last.
+        """
         if folder not in self._known:
             self._known[folder] = self._lines(folder)
         lines = self._known[folder]
@@ -181,17 +189,17 @@ class InfoFilePlaces:
             if path.is_file():
                 try:
                     info = read_info(path, stepped=self._stepped)
-                except CorruptedError:  # reported when the rows of the table are read
+                except CorruptedError:  # the error is reported when the rows of the table are read
                     return {}
                 return {noted.line.name: noted for noted in info.lines}
         return {}
 
 
 def is_layer_mark(op_name: str) -> bool:
-    """Return whether a name is that of a layer mark, which records the call of a module: a tensor
-    with one zero, which is none of the job.
+    """Return whether a name is that of a layer mark. A mark records the call of a module as a
+    tensor with one zero, which is not a tensor of the job.
     """
-    # Most names are of other trees, where nothing else need be looked at.
+    # Most names belong to other trees, for which this first test is sufficient.
     api = parse_call_name(op_name) if op_name.startswith(LAYER_KIND) else None
     return api is not None and api.kind == LAYER_KIND
 
@@ -233,7 +241,7 @@ def make_statistics_row(
 BLOCK_BYTES = 4 << 20
 MAX_HEADER_BYTES = 1 << 16
 _MAX_TABLE_BYTES = 4 << 30
-"""Largest unpacked size of a table that is read whole."""
+"""Largest unpacked size in bytes of a table that is read as a whole."""
 
 
 def read_table(access: TreeAccess, folder: str, name: str) -> bytes:
@@ -245,9 +253,9 @@ def read_table(access: TreeAccess, folder: str, name: str) -> bytes:
 
 @contextmanager
 def open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
-    """Open a table for reading; CorruptedError when it cannot be read, packed or not.
+    """Open a table for reading; CorruptedError when the file cannot be read, packed or not.
 
-    What is wrong in its lines is for those who read them to say, with its path.
+    Errors in its lines are left to the callers, which report them with the path.
     """
     if select_codec(name).suffix:
         yield io.BytesIO(read_table(access, folder, name))
@@ -263,17 +271,18 @@ def open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO
 
 
 class LineBlock(NamedTuple):
-    """Whole lines of a file."""
+    """Several whole lines of a file."""
 
     start: int
-    """Place of the first one, in bytes."""
+    """Position of the first line, in bytes."""
     lines: bytes
 
 
 def read_blocks_backward(file: BinaryIO, *, start: int = 0) -> Iterator[LineBlock]:
-    """Yield the lines behind a place in blocks, the last block first, each in the file's order.
+    """Yield the lines after a position in blocks, the last block first; each block is in the order
+    of the file.
 
-    The last line is left out when it has no end: it is being written.
+    A last line without a line end is left out, because it is still being written.
     """
     place, rest, has_end = file.seek(0, os.SEEK_END), b"", False
     while place > start:
@@ -284,7 +293,7 @@ def read_blocks_backward(file: BinaryIO, *, start: int = 0) -> Iterator[LineBloc
         if not has_end:
             data = data[: data.rfind(b"\n") + 1]
             has_end = bool(data)
-        # What comes before the first line end belongs to a line that begins in the block before.
+        # The text before the first line end belongs to a line that begins in the previous block.
         cut = data.find(b"\n") + 1 if place > start else 0
         rest = data[:cut]
         if len(data) > cut:

@@ -1,5 +1,6 @@
-"""Records in the manifests of a tree for the rows of its tables of statistics. Records of a few
-manifests are objects at a time; of all others of a rank there are their times, as a column.
+"""Records in the manifests of a tree that belong to the rows of its tables of statistics. The
+records of a few manifests are in memory as objects; of all other records of a rank, only their time
+stamps are, as a column.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ from rankdump._layout.statistic_tables import StatisticCsvRow
 from rankdump.errors import CorruptedError
 
 MAX_STAMP_US = (1 << 63) - 1
-"""Larger times of other programs count as this one in a column."""
+"""Larger time stamps of other programs count as this one, because a column cannot hold them."""
 _MAX_HELD = 4
-"""Manifests whose records are held: rows of iterations follow each other, also of two attempts."""
+"""Number of manifests whose records are kept, because rows follow each other by iteration, also
+with two attempts.
+"""
 _STAMP = re.compile(rb'"timestamp_us":\s*([0-9]+)')
 
 
 class TableRecords:
-    """Finds the records of rows, and says which iterations are asked for."""
+    """Finds the records that rows belong to, and says which iterations are requested."""
 
     def __init__(self, tree: Tree, queries: Sequence[Query] = ()) -> None:
-        """Only records of the tree's job and attempt are found, if it is restricted to them.
+        """If the tree is restricted to a job and an attempt, only their records are found.
 
-        Rows outside of the ranks and iterations of the queries, and of those that the tree was
-        read by, are not asked for.
+        Rows outside of the ranks and iterations in `queries`, and in the queries that the tree was
+        read with, are not requested.
         """
         self._tree, self.job_id = tree, tree.job_id
         self._queries = (*tree.queries, *queries)
@@ -54,7 +57,7 @@ class TableRecords:
         self._full_names = FullNames(tree.root)
 
     def is_selected(self, row: Figures, table: Table) -> bool:
-        """Return whether a row is of the job and the attempt."""
+        """Return whether a row belongs to the selected job and attempt."""
         attempt = self._tree.attempt
         if self.job_id or (table.info and attempt is not None):
             return row.record is not None
@@ -65,27 +68,33 @@ class TableRecords:
         )
 
     def selects(self, status: IterationStatus) -> bool:
-        """Return whether an iteration is of the job and the attempt."""
+        """Return whether an iteration belongs to the selected job and attempt."""
         is_of_job = self.job_id in ("", status.job_id)
         return is_of_job and self._tree.attempt in (None, status.attempt)
 
     def is_asked(self, table: Table, iteration: int) -> bool:
-        """Return whether rows of an iteration are asked for, in a table of several."""
+        """Return whether rows of an iteration are requested from a table with several
+        iterations.
+        """
         return all(each.keeps_place(table.rank, table.graph, iteration) for each in self._queries)
 
     def find_of_row(self, table: Table, row: StatisticCsvRow) -> tuple[ManifestRecord | None, str]:
-        """Return the record of the tensor of a row, by its time, which is unique for its rank; else
-        None and the full name of its operator, where that is known.
+        """Return the record of a row's tensor, which is found by its time stamp, unique within its
+        rank. If there is none, return None and the full name of the operator, if that is known.
         """
         found = self._load(table).find_record(row.timestamp_us, f"{row.side.value}.{row.slot}")
         return found, "" if found else self._full_names.find(table.rank, row.op_name)
 
     def find_iterations(self, table: Table, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the iteration of the records with each time; the table's for a time without."""
+        """Return the iteration of the record with each time stamp; for a time stamp without a
+        record, the table's iteration.
+        """
         return self._load(table).find_iterations(stamps, absent=table.iteration)
 
     def find_iteration(self, table: Table) -> int:
-        """Return the iteration of a table of one: of its folder, or of the time in its name."""
+        """Return the iteration of a table with only one: that of its folder, or of the time stamp
+        in its name.
+        """
         if table.dated or table.operator is None:
             return table.iteration
         stamps = _clip_stamps([table.operator.timestamp_us])
@@ -96,9 +105,9 @@ class TableRecords:
         return bool(self._load(table).files)
 
     def records_by_name(self, table: Table, iteration: int) -> dict[str, list[StatusAndRecord]]:
-        """Return the records of an iteration for an info file, which has no time stamps, by name.
+        """Return the records of an iteration by name, for an info file, which has no time stamps.
 
-        Those of one name are in the order of time.
+        Records with the same name are in the order of time.
         """
         found: dict[str, list[StatusAndRecord]] = {}
         files = self._load(table).files
@@ -136,14 +145,14 @@ def _add_call_records(found: dict[str, list[StatusAndRecord]], manifest: Manifes
 
 
 class _ManifestTimes(NamedTuple):
-    """Times of the records of several manifests, sorted."""
+    """Time stamps of the records of several manifests, sorted."""
 
     files: list[ManifestFileName]
     iterations: npt.NDArray[np.int64]
-    """Of each file."""
+    """Iteration of each manifest."""
     stamps: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
-    """Which file has each time."""
+    """Index of the manifest that has each time stamp."""
 
 
 class _RankRecords:
@@ -155,7 +164,9 @@ class _RankRecords:
         self._held: OrderedDict[int, dict[tuple[int, str], ManifestRecord]] = OrderedDict()
 
     def find_record(self, stamp_us: int, member: str) -> ManifestRecord | None:
-        """Return the record with a time; without a member where every tensor has its own time."""
+        """Return the record with a time stamp; without a member, every tensor has its own time
+        stamp.
+        """
         times = self._times
         number = 0
         if len(times.files) > 1:
@@ -170,7 +181,7 @@ class _RankRecords:
     def find_iterations(
         self, stamps: npt.NDArray[np.int64], *, absent: int
     ) -> npt.NDArray[np.int64]:
-        """Return the iteration of the last manifest that has each time."""
+        """Return the iteration of the last manifest that has each time stamp."""
         times = self._times
         if not len(times.stamps):
             return np.full(len(stamps), absent, np.int64)
@@ -199,7 +210,7 @@ class _RankRecords:
 
 
 def _read_times(owner: TableRecords, files: list[ManifestFileName]) -> _ManifestTimes:
-    """Read the times of manifests, without those of other jobs and attempts."""
+    """Read the time stamps of manifests, without those of other jobs and attempts."""
     kept: list[ManifestFileName] = []
     iterations: list[int] = []
     stamps: list[npt.NDArray[np.int64]] = []
@@ -207,7 +218,7 @@ def _read_times(owner: TableRecords, files: list[ManifestFileName]) -> _Manifest
         try:
             status, own = _read_stamps(file.path.read_bytes())
         except (OSError, CorruptedError):
-            continue  # the walk of the tree reports it
+            continue  # reported when the tree is read
         if owner.selects(status):
             kept.append(file)
             iterations.append(status.iteration)
@@ -219,7 +230,9 @@ def _read_times(owner: TableRecords, files: list[ManifestFileName]) -> _Manifest
 
 
 def _read_stamps(data: bytes) -> tuple[IterationStatus, npt.NDArray[np.int64]]:
-    """Return the status and the times of the records; CorruptedError for a damaged manifest."""
+    """Return the status and the time stamps of the records; CorruptedError for a
+    damaged manifest.
+    """
     head = Manifest.parse_head(data[: data.find(b"\n") + 1])
     if head is None:
         manifest = Manifest.from_json(data)

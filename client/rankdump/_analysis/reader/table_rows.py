@@ -1,5 +1,5 @@
-"""Rows of the tables of a tree in execution order, alone and beside its files: those of one
-iteration of a rank are objects at a time.
+"""Rows of the tables of a tree in execution order, alone or together with its files. Only the rows
+of one rank's iteration are in memory as objects at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankdump.errors import CorruptedError
 
 
 class TableRows:
-    """Rows of one table by the iterations that are asked for."""
+    """Rows of one table, by the requested iterations."""
 
     def __init__(self, table: Table, known: TableRecords) -> None:
         """CorruptedError when a table of several iterations cannot be read."""
@@ -41,26 +41,30 @@ class TableRows:
         self.places = [PlaceInTime(table.rank, dated, each) for each in self._source.iterations]
 
     def raise_damage(self) -> None:
-        """Raise CorruptedError for what is behind the rows of a table of several iterations."""
+        """Raise a CorruptedError for damage after the rows of a table with several iterations."""
         if self._source.damage:
             raise CorruptedError(self._source.damage)
 
     def count_finite_rows(self, place: PlaceInTime) -> int:
-        """Return the rows of an info file at a place; 0 where one may not be finite."""
+        """Return the number of rows of an info file at a place; 0 if a tensor may not be finite."""
         return self._source.count_finite_rows(place.iteration)
 
     def read_text(self, place: PlaceInTime) -> bytes:
-        """Return the text of a `statistic.csv` with the rows of a place; CorruptedError."""
+        """Return the text of a `statistic.csv` with only the rows of a place; CorruptedError when
+        it cannot be read.
+        """
         return self._source.read_text(place.iteration)
 
     def read_rows(
         self, place: PlaceInTime, keeps_name: NameFilter | None = None
     ) -> Iterator[Figures]:
-        """Yield the rows of one of its places; CorruptedError names an invalid line."""
+        """Yield the rows of one of the table's places; CorruptedError names an invalid line."""
         return filter(self._is_selected, self._source.read_rows(place.iteration, keeps_name))
 
     def read_all_rows(self) -> Iterator[Figures]:
-        """Yield the rows of all places in the order of the table, then raise for its damage."""
+        """Yield the rows of all places in the order of the table, then raise an error if it is
+        damaged.
+        """
         yield from filter(self._is_selected, self._source.read_all_rows())
         self.raise_damage()
 
@@ -69,7 +73,7 @@ class TableRows:
 
 
 class _DatedTable:
-    """One table with rows of one iteration, as `GrowingTable` has those of several."""
+    """One table with rows of one iteration; it has the methods of `GrowingTable`."""
 
     damage = ""
 
@@ -115,7 +119,7 @@ class _DatedTable:
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
     """Yield the rows of one table in order; CorruptedError names an invalid line.
 
-    An incomplete last line is also an error, raised after all other rows.
+    An incomplete last line is also an error, which is raised after all other rows.
     """
     yield from TableRows(table, known).read_all_rows()
 
@@ -129,9 +133,9 @@ def iterate_named(
 ) -> Iterator[Entry | Figures]:
     """Yield tensors in execution order: files, and rows of tables in folders without files.
 
-    `queries` are those of `keeps`, as far as it asks for ranks and iterations. Rows of which
-    `keeps_name` does not keep the name of the operator, as tables spell it, are left out.
-    CorruptedError names an invalid line of a table.
+    `queries` contains the ranks and iterations that `keeps` selects. A row is left out if
+    `keeps_name` rejects the name of its operator, as tables spell it. CorruptedError names an
+    invalid line of a table.
     """
     entries = tree.entries.where(keeps).by_place()
     filed = tree.entries.folders
@@ -145,7 +149,7 @@ def iterate_named(
             if place not in by_place:
                 yield from found
                 continue
-            # An info file has a line for every tensor, including those with a file.
+            # An info file has a line for every tensor, including those that have a file.
             has_file = {_call_of_key(entry.key) for entry in found if entry.key.argument}
             read = (reader.read_rows(place, keeps_name) for reader in by_place[place])
             rows = filter(keeps, chain.from_iterable(read))
@@ -156,7 +160,7 @@ def iterate_named(
 
 
 def group_by_place(readers: Iterable[TableRows]) -> dict[PlaceInTime, list[TableRows]]:
-    """Return the tables that have rows of each place."""
+    """Return for each place the tables that have rows of it."""
     found: defaultdict[PlaceInTime, list[TableRows]] = defaultdict(list)
     for reader in readers:
         for place in reader.places:
@@ -175,10 +179,11 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entr
 def find_places_by_name(
     tree: Tree, queries: Sequence[Query]
 ) -> set[tuple[int, int, int | None]] | None:
-    """Return rank, graph and iteration of the tensors that `named` returns, without their rows.
+    """Return rank, graph and iteration of the tensors that `named` would return, without reading
+    their rows.
 
-    Of tensors that queries of places keep. The iteration of constants is None. None where tables
-    have rows of several jobs or attempts of which one is selected.
+    Only for tensors that queries by place select. The iteration of constants is None. Return None
+    if tables have rows of several jobs or attempts of which one is selected.
     """
 
     def keeps(rank: int, graph: int, iteration: int | None) -> bool:

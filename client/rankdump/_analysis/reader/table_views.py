@@ -1,5 +1,5 @@
-"""Views for SQL over a dump: the files of its table where it has one, else tables of its tensors;
-the published order, and what is wrong. Needs pyarrow.
+"""Views for SQL over a dump: the files of its table if it has one, else tables made from its
+tensors; the published order; and problems of the tree. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def find_views(
     make_table: Callable[[], pa.Table],
     is_filtered: bool,
 ) -> TableViews:
-    """Return the views of a dump; CorruptedError for a file that is no table of rankdump.
+    """Return the views of a dump; CorruptedError for a table file that is not from rankdump.
 
-    `get_tree` and `make_table` return the walked tree and its tensors, for statements that need
-    them.
+    `get_tree` and `make_table` return the tree and a table of its tensors; they are called only for
+    statements that need them.
     """
     made: dict[str, Callable[[], pa.Table]] = {
         "events": lambda: _make_events(root),
@@ -87,7 +87,7 @@ def _read_order(root: Path) -> PublishedOrder | None:
 
 
 def _make_events(root: Path) -> pa.Table:
-    """Return the merged execution order; no rows for a tree without one."""
+    """Return the merged execution order as a table; no rows for a tree without one."""
     order = _read_order(root)
     fields = [name if name != "group_name" else "group" for name in EVENT_SCHEMA.names]
     columns: dict[str, list[Any]] = {name: [] for name in EVENT_SCHEMA.names}
@@ -99,7 +99,9 @@ def _make_events(root: Path) -> pa.Table:
 
 
 def _make_findings(root: Path, tree: Tree) -> pa.Table:
-    """Return the findings of the merge, and what is missing or damaged in the tree."""
+    """Return the findings of the merge, and the missing or damaged parts of the tree,
+    as a table.
+    """
     order = _read_order(root)
     rows: list[dict[str, Any]] = [
         {name: getattr(each, name) for name in FINDING_SCHEMA.names} | {"kind": each.kind.value}

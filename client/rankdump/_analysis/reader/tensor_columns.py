@@ -1,5 +1,5 @@
-"""Rows of the tensor table: from manifests as columns, or from the tensors of a walked tree. Both
-ways give the same rows for a tree that has manifests. Needs pyarrow.
+"""Rows of the tensor table, made from manifests as columns, or from the tensors of a tree. For a
+tree with manifests both ways give the same rows. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
 _SAME_COLUMNS = ("microbatch", "phase", "argument", "dtype", "digest", "path", "member")
-"""Columns that are fields of a record by the same name."""
+"""Columns that are fields of a record with the same name."""
 
 
 def make_columns_of_manifests(
     access: TreeAccess, read: ManifestColumns, problems: list[str]
 ) -> pa.Table:
-    """Return a row for each record of manifests; adds a problem for each invalid table."""
+    """Return a row for each record of manifests; add a problem for each invalid table."""
     if not len(read.records):
         return TENSOR_SCHEMA.empty_table()
     places = RecordPlaces(read)
@@ -69,7 +69,7 @@ def make_columns_of_manifests(
 
 
 def _find_layer_marks(names: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Return the rows of layer marks, whose zeros are no statistics."""
+    """Return which rows are layer marks, whose zeros are not statistics."""
     may_be = np.flatnonzero(pc.starts_with(names, LAYER_KIND).to_numpy())
     return np.array([at for at in may_be.tolist() if is_layer_mark(names[at].as_py())], np.int64)
 
@@ -77,7 +77,7 @@ def _find_layer_marks(names: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def _make_fingerprint_columns(
     access: TreeAccess, read: ManifestColumns, order: npt.NDArray[np.int64], problems: list[str]
 ) -> dict[str, pa.Array]:
-    """Return the columns of fingerprints in that order; none where no manifest has any."""
+    """Return the columns of fingerprints in this order; none if no manifest has fingerprints."""
     sealed = [n for n, each in enumerate(read.manifests) if each.fingerprints is not None]
     counts = np.bincount(read.manifest_of, minlength=len(read.manifests))
     starts = np.cumsum(counts) - counts
@@ -119,7 +119,7 @@ def _assemble_manifest_rows(
     manifest_of = read.manifest_of[order]
     statuses = [each.status for each in read.manifests]
     constant = find_constants(records)
-    # Constants of a graph are counted by themselves, like an iteration.
+    # Constants of a graph are numbered separately, like an iteration.
     parts = manifest_of * 2 + constant.to_numpy()
     columns: dict[str, Any] = {
         "job": _spread([each.job_id for each in statuses], manifest_of),
@@ -154,7 +154,7 @@ def _spread(values: Sequence[Any], places: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
-    """Return columns by the schema; those that are not given are NULL."""
+    """Return a table with these columns by the schema; columns that are not given are NULL."""
     arrays: list[Any] = []
     for each in TENSOR_SCHEMA:
         column = columns.get(each.name)
@@ -169,9 +169,9 @@ def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
 def make_columns_of_tree(
     tree: Tree, problems: list[str], keeps: Callable[[Entry | Figures], bool] = lambda _: True
 ) -> pa.Table:
-    """Return a row for each tensor of a walked tree; adds a problem for each damaged file.
+    """Return a row for each tensor of a tree; add a problem for each damaged file.
 
-    Where the tree has manifests, tensors that none of them names are left out.
+    If the tree has manifests, tensors that no manifest names are left out.
     """
     read = [*_read_rows(tree, problems)]
     figures = {_place(row.key): row for row in read}
@@ -196,7 +196,7 @@ def make_columns_of_tree(
         key = tensor.key
         place = key.rank, None if key.constant else key.iteration
         session = tree.periods.find_session(key.rank, key.timestamp_us)
-        # Attempts, and jobs, of a tree may have the same iterations.
+        # Several attempts, or jobs, in a tree may have the same iterations.
         counted = *place, session.session_id if session is not None else ""
         row |= {
             "job": jobs.get(place, "") if session is None else session.job_id,
@@ -233,7 +233,9 @@ def _read_rows(tree: Tree, problems: list[str]) -> Iterator[Figures]:
 
 
 def _place(key: TensorKey) -> tuple[object, ...]:
-    """Return by what a row of statistics and a file are the same tensor."""
+    """Return the key that a row of statistics and a file have in common if they are the same
+    tensor.
+    """
     when = None if key.constant else key.iteration
     return key.rank, when, key.timestamp_us, key.side, key.slot, key.argument
 

@@ -1,10 +1,10 @@
-"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, of one file or of many, and
-descriptions of tensors in the headers of bin files. Never unpickles, and never trusts a size that
-it has not checked.
+"""Arrays of the tensors in npy, bin and pt files, loaded as a whole or in blocks, from one file or
+from many, and descriptions of tensors in the headers of bin files. Never unpickles, and never
+trusts a size that it has not checked.
 
-Blocks are read into memory that is reused: allocating, clearing and filling memory of the size of
-the tensor takes longer than copying the file. A listing reads only the header of a bin file.
-Element types have numpy's name where there is one, else CANN's.
+Blocks are read into memory that is reused, because allocating, clearing and filling memory for the
+whole tensor takes longer than copying the file. A listing reads only the header of a bin file.
+Element types have numpy's name if it has one, else CANN's.
 """
 
 from __future__ import annotations
@@ -40,25 +40,28 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _UNDEFINED_TYPE = 0
 _MAX_CACHED_DESCRIPTIONS = 1 << 14
 _NO_FORMAT = "DefaultFormat"
-"""Word in the name of a file for the format that arrays of a framework have."""
+"""Word in a file name for the format that the arrays of a framework have."""
 MAX_UNPACKED_BYTES = 64 << 30
-"""Largest unpacked size of a file when no manifest has its size."""
+"""Largest unpacked size in bytes of a file whose size is in no manifest."""
 _MAX_HEADER_BYTES = 4096
 _UNPACKED_SUFFIX = ".npy"
 TORCH_SUFFIX = ".pt"
 """Suffix of the archives of `torch.save`."""
 _MAX_BLOCK_HEADER_BYTES = 4096
-"""Files with longer headers, which no tool writes, are not read in blocks."""
+"""Size in bytes above which files with such long headers, which no tool writes, are not read in
+blocks.
+"""
 CLOSED_FILE = -1
 Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
 
 
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
-    """Yield the tensors in the header of a bin file; CorruptedError when it cannot be read.
+    """Yield the tensors that the header of a bin file describes; CorruptedError when it cannot be
+    read.
 
-    Placeholders of slots that were not dumped are skipped.
+    Placeholders for slots that were not dumped are skipped.
     """
-    # Imported on use: a tree without bin files is read without protobuf.
+    # Imported on use, because a tree without bin files is read without protobuf.
     from rankdump._binfile import bin_file
 
     header = bin_file.read_bin_header(path)
@@ -72,7 +75,7 @@ def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
                 yield side, slot, _describe_tensor(header.op_name, *facts)
 
 
-# Cached: every iteration has the same operators.
+# Cached, because the same operators occur in every iteration.
 @lru_cache(maxsize=_MAX_CACHED_DESCRIPTIONS)
 def _describe_tensor(
     op_name: str,
@@ -91,7 +94,7 @@ def _describe_tensor(
 def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.NDArray[Any]:
     """Return one tensor of a bin file in its shape on the device.
 
-    CorruptedError when it is missing or damaged, UnsupportedError for elements that are not
+    CorruptedError when the tensor is missing or damaged, UnsupportedError for elements that are not
     numbers.
     """
     if path.name.endswith(TORCH_SUFFIX):
@@ -117,20 +120,20 @@ def _member_array(
 ) -> npt.NDArray[Any]:
     element = ELEMENT_TYPES.get(record.dtype) if record else None
     if record is not None and part.data_type == _UNDEFINED_TYPE and element is not None:
-        # CANN has no number for this type; the manifest has it.
+        # CANN has no number for this element type, so it is taken from the manifest.
         tensor = np.frombuffer(convert_to_stored(record.dtype, data), dtype=element.descr)
         tensor.flags.writeable = False
         return tensor.reshape(record.shape)
     from rankdump._binfile import bin_file
 
     tensor = bin_file.read_payload_array(part, data)
-    # CANN stores a scalar as a tensor of one element.
+    # CANN stores a scalar as a tensor with one element.
     scalar = record is not None and record.shape == () and tensor.shape == (1,)
     return tensor.reshape(()) if scalar else tensor
 
 
 def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array read-only, bfloat16 as float32; CorruptedError for invalid data."""
+    """Return the array read-only, with bfloat16 as float32; CorruptedError for invalid data."""
     form = read_npy_form(data)
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
@@ -146,24 +149,24 @@ class Facts:
     """Facts about a tensor in a listing."""
 
     dtype: str
-    """Element type in the framework, where a manifest has it."""
+    """Element type in the framework, if a manifest has it; else that of the file."""
     shape: tuple[int, ...]
     bytes_in: int
     """Bytes of the elements in the framework."""
     tensor_format: str = ""
-    """Format of that shape, from a bin file."""
+    """Format of `shape`, from the header of a bin file."""
     original_shape: tuple[int, ...] = ()
-    """Shape in the original format of the operator, from a bin file."""
+    """Shape in the original format of the operator, from the header of a bin file."""
 
 
 def load(
     entry: Entry, *, tensor_format: str = "", limit_bytes: int = MAX_UNPACKED_BYTES
 ) -> npt.NDArray[Any]:
-    """Return a tensor as a read-only array; one of a bin file has its shape on the device.
+    """Return a tensor as a read-only array; a tensor of a bin file has its shape on the device.
 
-    With a format, it is converted, and its padding is cropped where the original shape is known.
-    CorruptedError when the file is damaged, UnsupportedError for elements that are not numbers,
-    such as strings, and for unsupported formats.
+    With a format, the tensor is converted, and its padding is cropped if the original shape is
+    known. CorruptedError when the file is damaged, UnsupportedError for elements that are not
+    numbers, such as strings, and for unsupported formats.
     """
     record, limit = entry.record, limit_file_bytes(entry, limit_bytes)
     path = find_tensor_file(entry)
@@ -177,7 +180,7 @@ def load(
 
 
 def limit_file_bytes(entry: Entry, most: int = MAX_UNPACKED_BYTES) -> int:
-    """Return the largest size that the unpacked file of a tensor may have."""
+    """Return the largest size in bytes that the unpacked file of a tensor may have."""
     record = entry.record
     if record is None or record.dtype not in ELEMENT_TYPES:
         return most
@@ -186,7 +189,7 @@ def limit_file_bytes(entry: Entry, most: int = MAX_UNPACKED_BYTES) -> int:
 
 
 def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
-    """Raise CorruptedError when the shape in a manifest differs from that of the file."""
+    """Raise a CorruptedError when the shape in the manifest differs from that of the file."""
     record = entry.record
     if record is not None and shape != record.shape:
         raise CorruptedError(f"{entry.path}: shape {shape}, but its manifest has {record.shape}")
@@ -220,7 +223,9 @@ def read_description(entry: Entry) -> Described | None:
 
 
 def list_archived(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors in an archive of `torch.save` by name; empty for the only one."""
+    """Return the tensors in an archive of `torch.save` by name; the name is empty if there is only
+    one.
+    """
     with _open_archive(path) as archive:
         return dict(archive.tensors)
 
@@ -243,7 +248,7 @@ def _open_archive(path: Path) -> Generator[TensorArchive, None, None]:
 
 
 def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArray[Any]:
-    """Return the array of any npy file, packed or not, or of a pt file of one tensor."""
+    """Return the array in an npy file, packed or not, or in a pt file with one tensor."""
     if path.name.endswith(TORCH_SUFFIX):
         return _load_archived(path, "", limit_bytes)
     with named_errors(path):
@@ -256,7 +261,7 @@ def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArr
 
 
 def _read_file(path: Path) -> memoryview:
-    """Return the bytes of a file in memory of numpy, whose large pages cause few page faults.
+    """Return the bytes of a file in memory from numpy, whose large pages cause few page faults.
 
     Reading into `bytes` takes nearly twice as long.
     """
@@ -269,7 +274,9 @@ def _read_file(path: Path) -> memoryview:
 
 
 def facts(entry: Entry) -> Facts:
-    """Return the facts about a tensor; opens the file only without a record or description."""
+    """Return the facts about a tensor; the file is opened only if there is no record or
+    description.
+    """
     record, header = entry.record, entry.described
     formats = (header.tensor_format, header.original_shape) if header is not None else ("", ())
     if record is not None:
@@ -280,10 +287,11 @@ def facts(entry: Entry) -> Facts:
 
 
 def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
-    """Return the facts about a tensor that is loaded already, in a tree or not."""
+    """Return the facts about a tensor that is already loaded, whether it is in a tree or not."""
     if entry is not None and (entry.record is not None or entry.described is not None):
         return facts(entry)
-    # File names of MindSpore 2.4 and later have the type; a widened type is recorded only there.
+    # File names of MindSpore 2.4 and later have the element type; for a widened type, only the name
+    # tells it.
     element = entry.key.element.lower() if entry is not None else ""
     held = ELEMENT_TYPES.get(element)
     if held is not None and held.is_widened:
@@ -299,7 +307,7 @@ class FileElements:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     descriptor: int
-    """CLOSED_FILE for a file that is opened for each part."""
+    """Descriptor; CLOSED_FILE for a file that is opened anew for each part."""
     data_offset: int
 
     @property
@@ -308,9 +316,9 @@ class FileElements:
         return math.prod(self.shape)
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Read `count` elements from `at` on into the buffer, and return them as an array.
+        """Read `count` elements from position `at` on into `buffer`, and return them as an array.
 
-        CorruptedError where the file is too short.
+        CorruptedError if the file is too short.
         """
         item_bytes = self.dtype.itemsize
         buffer = buffer[: count * item_bytes]
@@ -333,9 +341,9 @@ class FileElements:
 
 @contextmanager
 def opened(entry: Entry) -> Generator[Opened, None, None]:
-    """Open the elements of a tensor: as a file where it stores them unchanged, else as an array.
+    """Open the elements of a tensor: as a file if it stores them unchanged, else as an array.
 
-    Raises the errors of `load`.
+    Raises the same errors as `load`.
     """
     with ExitStack() as files:
         is_own = not (entry.member or entry.is_same_as_baseline)
@@ -358,10 +366,10 @@ def _open_elements(entry: Entry, files: ExitStack) -> FileElements | None:
 
 
 def find_file_elements(entry: Entry, descriptor: int) -> FileElements | None:
-    """Return the elements of an open npy file; None where it does not store them unchanged, or is
-    damaged, which `load` tells.
+    """Return the elements of an open npy file. None if the file does not store them unchanged, or
+    is damaged, which `load` reports.
 
-    CorruptedError where its manifest has another shape.
+    CorruptedError if its manifest has another shape.
     """
     try:
         start = os.pread(descriptor, _MAX_BLOCK_HEADER_BYTES, 0)
@@ -377,7 +385,9 @@ def find_file_elements(entry: Entry, descriptor: int) -> FileElements | None:
 
 
 def _find_archived(entry: Entry, descriptor: int) -> FileElements | None:
-    """Return the elements of a tensor that lies in its archive as it is; None for another."""
+    """Return the elements of a tensor that its archive stores unchanged; None for any
+    other tensor.
+    """
     with open(descriptor, "rb", closefd=False) as file, open_tensor_archive(file) as archive:
         position = archive.find_position()
         tensor = archive.tensors[""]
@@ -390,19 +400,21 @@ def _find_archived(entry: Entry, descriptor: int) -> FileElements | None:
 
 _PACKED_SUFFIX = ".npy.zst"
 _SMALL_BYTES = 512 << 10
-"""Opening files takes longer than loading as much."""
+"""Size in bytes below which opening files takes longer than loading them."""
 _MAX_OPEN_FILES = 256
-"""More files than that are opened for each block: a process may hold 1024."""
+"""Number of files above which files are opened anew for each block, because a process may have only
+1024 open.
+"""
 MAX_LOADED_BYTES = 64 << 20
-"""Packed files that are larger together are not loaded, but unpacked to temporary ones."""
+"""Total size in bytes above which packed files are not loaded, but unpacked to temporary files."""
 
 
 @contextmanager
 def opened_parts(entries: Sequence[Entry]) -> Generator[list[Opened], None, None]:
-    """Open the elements of tensors; packed ones are arrays where all are small, and are unpacked to
-    temporary files else.
+    """Open the elements of tensors. Packed ones become arrays if all together are at most
+    MAX_LOADED_BYTES; else they are unpacked into temporary files.
 
-    Raises the errors of `load`.
+    Raises the same errors as `load`.
     """
     size = sum(max(entry.bytes_in or 0, entry.stored_bytes) for entry in entries)
     with ExitStack() as files:
@@ -424,7 +436,9 @@ def _open_part(entry: Entry, files: ExitStack, *, is_held: bool, is_loaded: bool
 
 
 def _unpack(entry: Entry, files: ExitStack) -> FileElements | None:
-    """Return the elements of a packed file in a temporary one; None where `load` has to read it."""
+    """Return the elements of a packed file, unpacked into a temporary file; None if `load` has to
+    read it.
+    """
     try:
         unpacked = tempfile.TemporaryFile(prefix="rankdump-")  # noqa: SIM115 - lasts as `files`
         files.callback(unpacked.close)

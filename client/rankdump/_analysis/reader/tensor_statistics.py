@@ -1,6 +1,6 @@
-"""Statistics of one array, defined as in `statistic.csv`, and of all tensors of a tree in execution
-order: from the row of a table, else computed from the file. Holds the names of one iteration and
-one tensor at a time.
+"""Statistics of one array, defined as in `statistic.csv`, and statistics of all tensors of a tree
+in execution order, taken from the row of a table or computed from the file. Only the names of one
+iteration and one tensor are in memory at a time.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from rankdump._analysis.reader.statistic_columns import StatisticTableText
 
 _MIN_PLACES = 8
-"""Iterations of ranks from which on columns save more time than loading pyarrow takes."""
+"""Number of rank iterations from which on columns save more time than loading pyarrow takes."""
 _PLACES_AT_A_TIME = 64
 _MAX_TEXT_BYTES = 32 << 20
-"""Text of tables from which on columns are made of them."""
+"""Bytes of table text after which columns are made from it."""
 _BLOCK_ELEMENTS = 1 << 20
-"""Complex elements whose moduli are computed at a time."""
+"""Number of complex elements whose moduli are computed together."""
 
 _TensorPosition = tuple[int, str, int, str, int, str, str]
 
@@ -57,12 +57,12 @@ _TensorPosition = tuple[int, str, int, str, int, str, str]
 class Statistics:
     """Statistics over all elements, including NaN and infinities, in float64.
 
-    A complex element counts with its modulus; `statistic.csv` has no statistics of such tensors.
+    A complex element counts with its modulus; `statistic.csv` has no statistics of complex tensors.
     """
 
     count: int
     minimum: float | None
-    """None for an empty array, like `maximum` and `mean`."""
+    """Smallest element; None for an empty array, like `maximum` and `mean`."""
     maximum: float | None
     mean: float | None
     l2norm: float
@@ -72,7 +72,7 @@ class Statistics:
 
 
 def statistics(tensor: npt.NDArray[Any]) -> Statistics:
-    """Return the statistics of an array; the memory does not depend on its size."""
+    """Return the statistics of an array; the memory needed does not depend on its size."""
     flat = tensor.reshape(-1)
     found = _modulus_moments(flat) if flat.dtype.kind == "c" else measure_array(flat)
     return Statistics(
@@ -98,7 +98,7 @@ def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """Statistics of one tensor; None for a statistic that its source does not have."""
+    """Statistics of one tensor; a statistic that its source does not have is None."""
 
     key: TensorKey
     op_type: str
@@ -106,25 +106,25 @@ class Surveyed:
     dtype: str
     shape: tuple[int, ...]
     path: str
-    """Path of the tensor file, or else of the table, relative to the root."""
+    """Path, relative to the root, of the tensor's file; if there is none, of the table."""
     computed: bool
-    """Whether they are computed from the file; else they are from `statistic.csv`."""
+    """Whether the statistics were computed from the file; if not, they are from `statistic.csv`."""
     finite: bool | None = None
-    """Whether every element is finite; None when this is unknown."""
+    """Whether every element is finite; None if this is unknown."""
     maximum: float | None = None
     minimum: float | None = None
     mean: float | None = None
     l2norm: float | None = None
     l1norm: float | None = None
-    """Only logs of torch's DebugMode have it."""
+    """L1 norm, which only logs of torch's DebugMode have."""
     nans: int | None = None
     infinities: int | None = None
     damage: str = ""
-    """Reason why there are no statistics."""
+    """Reason why there are no statistics; empty if there are."""
     argument: str = ""
-    """Place of the tensor in its call; empty when unknown."""
+    """Place of the tensor in its call; empty if it is unknown."""
     is_sample: bool = False
-    """They are those of its first elements: no others are in the tree."""
+    """Whether the statistics are of the first elements, because the tree has no others."""
 
 
 class Survey:
@@ -133,14 +133,15 @@ class Survey:
     def __init__(
         self, tree: Tree, query: Query, *, decide: bool = False, skip_finite: bool = False
     ) -> None:
-        """With `decide`, tensors whose row does not show whether they are finite are computed.
+        """With `decide`, a tensor whose row does not show whether it is finite is read from its
+        file.
 
-        With `skip_finite`, iterations of a rank may be left out of which the columns of their
-        tables show that all tensors are finite.
+        With `skip_finite`, iterations of a rank may be left out if the columns of their tables show
+        that all of their tensors are finite.
         """
         self.problems: list[str] = []
         self.skipped_rows = 0
-        """Rows of tables of `statistic.csv` that were left out so far."""
+        """Number of rows of `statistic.csv` tables that were left out so far."""
         self._query, self._decide = query, decide
         is_whole = query == query.places and not tree.job_id and tree.attempt is None
         self._skip_finite = skip_finite and is_whole
@@ -148,7 +149,7 @@ class Survey:
         self._entries = tree.entries.where(query.keeps).by_place()
         self._dated: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
         self._others: list[Table] = []
-        """Tables of which a folder does not say the iteration."""
+        """Tables whose folder does not tell the iteration."""
         for table in tree.tables:
             if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
                 place = PlaceInTime(table.rank, not table.constant, table.iteration)
@@ -167,13 +168,15 @@ class Survey:
                     yield from self._survey_place(place, readers)
 
     def _iterate_places(self) -> Iterator[tuple[PlaceInTime, list[TableRows]]]:
-        """Yield places in order, with their tables; one may come twice in succession."""
+        """Yield places in order, with their tables; one place may come twice in succession."""
         dated = sorted({*self._entries, *self._dated})
         known = ((each, self._open(self._dated.get(each, ()))) for each in dated)
         return merge(known, self._iterate_other_places(), key=lambda each: each[0])
 
     def _iterate_other_places(self) -> Iterator[tuple[PlaceInTime, list[TableRows]]]:
-        """Yield places of tables that no folder dates; those of one rank are open at a time."""
+        """Yield places of tables whose folder does not tell the iteration; only the tables of one
+        rank are open at a time.
+        """
         for rank in sorted({table.rank for table in self._others}):
             readers = self._open(table for table in self._others if table.rank == rank)
             by_place = group_by_place(readers)
@@ -211,8 +214,8 @@ class Survey:
     def _count_finite_rows(
         self, places: Iterable[tuple[PlaceInTime, Sequence[TableRows]]]
     ) -> dict[PlaceInTime, int]:
-        """Return the number of rows of those places that have tables alone, and finite tensors
-        alone.
+        """Return the number of rows of those places that have only tables and only
+        finite tensors.
         """
         counted: list[tuple[PlaceInTime, int]] = []
         texts: list[tuple[PlaceInTime, TableRows]] = []
@@ -231,12 +234,12 @@ class Survey:
         return {place: count for place, count in finite.items() if place not in unknown}
 
     def _count_finite_texts(self, tables: Sequence[tuple[PlaceInTime, TableRows]]) -> list[int]:
-        """Return the rows of each table at its place; 0 where a tensor may not be finite."""
+        """Return the number of rows of each table at its place; 0 if a tensor may not be finite."""
         counts = [0] * len(tables)
         if not tables:
             return counts
         try:
-            # Imported on use: it loads pyarrow, which need not be there.
+            # Imported on use, because it loads pyarrow, which may not be installed.
             from rankdump._analysis.reader.statistic_columns import count_finite_rows, split_text
         except ImportError:  # also of a pyarrow that does not fit NumPy
             return counts
@@ -255,8 +258,8 @@ class Survey:
 
 
 def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]:
-    """Return the files of a place without layer marks; parts of one task share a name, and may
-    share a time stamp.
+    """Return the files of a place, without layer marks; parts of one task have the same name, and
+    may have the same time stamp.
     """
     found: dict[_TensorPosition, Entry] = {}
     for entry in entries:
@@ -302,7 +305,7 @@ def _count(row: Figures, item: str) -> int | None:
 
 
 def _survey_entry(entry: Entry) -> Surveyed:
-    if is_baseline_missing(entry):  # which is no damage
+    if is_baseline_missing(entry):  # a missing baseline is no damage
         return _empty_survey(entry, facts(entry))
     try:
         tensor = load(entry)

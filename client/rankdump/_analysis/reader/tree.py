@@ -1,10 +1,10 @@
-"""Values of a walk of a tree: tensors, tables of statistics and their rows, and the whole tree.
-Pure: no disk.
+"""Values that reading a tree results in: tensors, tables of statistics and their rows, and the
+whole tree. Pure: no disk.
 
 The tensors of a tree are stored in columns, because one object for each would take ten times the
 memory. Fields that differ between tensors are numbers in arrays. Fields that repeat in every
-iteration and on every rank are tuples that tensors share: the folder, the operator, and the part
-of the operator.
+iteration and on every rank are tuples that tensors share: the folder, the operator, and the part of
+the operator.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Described:
     """Description of one tensor in the header of a bin file."""
 
     op_name: str
-    """Full scope name, raw."""
+    """Full scope name of the operator, as the framework spells it."""
     dtype: str
     shape: tuple[int, ...]
     """Shape on the device."""
     tensor_format: str
-    """Format of that shape."""
+    """Format of `shape`."""
     original_shape: tuple[int, ...]
-    """Shape in the original format of the operator; empty where the header does not have it."""
+    """Shape in the original format of the operator; empty if the header does not have it."""
     data_bytes: int
     groups: int = 0
-    """Groups of a grouped convolution."""
+    """Number of groups in a grouped convolution."""
     c0: int = 0
-    """Elements of a block of the format, where its number has them."""
+    """Number of elements in a block of the format, if the number of the format tells it."""
 
 
 class Entry(NamedTuple):
@@ -68,24 +68,26 @@ class Entry(NamedTuple):
 
     root: Path
     relative: str
-    """Path of the file below the root, with `/`; of a tensor that is the same in the baseline, the
+    """Path of the file below the root, with `/`; for a tensor that is the same in the baseline, the
     path that its file would have.
     """
     key: TensorKey
-    """Key from the file name; `op_name` below is the raw name where available.
+    """Key from the file name; `op_name` below is the raw name if it is available.
 
     Without a rank folder and a manifest, the rank is the number of the device.
     """
     stored_bytes: int
-    """Size of the file, or of a member's part of it."""
+    """Size of the file; for a member, of its part of the file."""
     record: ManifestRecord | None = None
-    """Record in the manifest, or what another tool says of it; None for a file without one."""
+    """Record in the manifest, or facts from another tool; None for a file without either."""
     member: str = ""
-    """Member of a bin file, such as `input.0`; empty for a file of one tensor."""
+    """Member of a bin file, such as `input.0`; empty for a file with one tensor."""
     described: Described | None = None
-    """Description in the header; None where a manifest has a record."""
+    """Description in the header of a bin file; None if a manifest has a record."""
     full_name: str = ""
-    """Name of the operator from elsewhere in the tree, where neither has it (`FullNames`)."""
+    """Name of the operator from elsewhere in the tree (`FullNames`), if neither record nor header
+    has it.
+    """
 
     @property
     def path(self) -> Path:
@@ -104,12 +106,12 @@ class Entry(NamedTuple):
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where a manifest has it."""
+        """Type of the operator; the raw type if a manifest has it."""
         return self.record.op_type if self.record else self.key.op_type
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where the tree has it."""
+        """Scope name of the operator; the raw name if the tree has it."""
         if self.record is not None:
             return self.record.op_name
         raw = self.described.op_name if self.described is not None else self.full_name
@@ -117,19 +119,21 @@ class Entry(NamedTuple):
 
     @property
     def bytes_in(self) -> int | None:
-        """Bytes of the elements in the framework; None where only the file has them."""
+        """Bytes of the elements in the framework; None if only the file tells them."""
         if self.record is not None:
             return self.record.bytes_in
         return self.described.data_bytes if self.described is not None else None
 
     @property
     def taken_bytes(self) -> int:
-        """Disk space of the tensor; 0 for a link to identical bytes, by its manifest."""
+        """Disk space of the tensor; 0 for a link to a file with the same bytes, according to the
+        manifest.
+        """
         return self.record.bytes_stored if self.record else self.stored_bytes
 
     @property
     def is_same_as_baseline(self) -> bool:
-        """Whether the baseline of its dump has the file."""
+        """Whether the file is in the baseline of the dump."""
         return self.record is not None and bool(self.record.same_as)
 
 
@@ -144,16 +148,18 @@ class Table:
     net_name: str
     graph: int
     iteration: int
-    """0 for the table of a graph's constants, which belong to no iteration."""
+    """Iteration; 0 for the table of a graph's constants, which belong to no iteration."""
     constant: bool = False
     dated: bool = True
-    """False when the folder has no iteration; manifests may have that of each row."""
+    """Whether the folder tells the iteration; if not, manifests may tell that of each row."""
     operator: FileName | None = None
-    """Operator of the table; None for the table of a whole folder."""
+    """Operator of an operator's table; None for the table of a whole folder."""
     info: bool = False
-    """Whether it is the info file of an API dump, with rows of all iterations and tensors."""
+    """Whether the table is the info file of an API dump, with rows of all iterations
+    and tensors.
+    """
     form: str = ""
-    """Name of the tool, where the file describes the calls of one (`FOREIGN_READERS`)."""
+    """Name of the other tool whose calls the file describes (`FOREIGN_READERS`); else empty."""
 
     @property
     def stored_bytes(self) -> int:
@@ -165,7 +171,7 @@ class Table:
 
     @property
     def when(self) -> int | None:
-        """Iteration of its rows; None for constants."""
+        """Iteration of the table's rows; None for constants."""
         return None if self.constant else self.iteration
 
     @property
@@ -179,37 +185,41 @@ class Table:
         return self.relative.rpartition("/")[0]
 
 
-@dataclass(frozen=True)  # without slots, so that what is asked often is computed once
+@dataclass(frozen=True)  # without slots, so that frequently used properties can be cached
 class Tree:
-    """Result of a walk."""
+    """Result of reading a tree."""
 
     root: Path
     ranks: tuple[int, ...]
-    """Ranks that have a folder, even an empty one; without any, the numbers of devices."""
+    """Ranks that have a folder, even an empty one; if no rank has one, the numbers of devices."""
     entries: Entries
-    """Sorted by rank, iteration and time; the constants of a rank come first."""
+    """Tensors sorted by rank, iteration and time; the constants of a rank come first."""
     manifests: tuple[Manifest, ...]
-    """Manifests without their records, which are in the entries."""
+    """Manifests without their records, which the entries contain."""
     tables: tuple[Table, ...] = ()
-    """Sorted by rank, iteration and time; those of constants come first."""
+    """Tables sorted by rank, iteration and time; those of constants come first."""
     foreign: int = 0
-    """Number of other files in the folders of tensors, without half-written hidden ones."""
+    """Number of other files in the folders of tensors, without hidden files that are
+    being written.
+    """
     problems: tuple[str, ...] = ()
     """Sentences about unreadable files, and about missing files that a manifest names."""
     by_device: bool = False
-    """Whether `ranks` are numbers of devices, because the tree has no folder of a rank."""
+    """Whether `ranks` contains numbers of devices, because the tree has no rank folder."""
     retired: frozenset[RetiredIteration] = frozenset()
     """Retired iterations of ranks that have a folder."""
     queries: tuple[Query, ...] = ()
-    """Ranks, graphs and iterations that were read; of its tables, only rows of them are given."""
+    """Ranks, graphs and iterations that were read; only rows of these are read from the tables."""
     job_id: str = ""
-    """Job of the tensors, if they are restricted to one of several."""
+    """Job of the tensors, if they are restricted to one of several jobs; else empty."""
     sessions: tuple[TreeSession, ...] = ()
     """All sessions of the ranks, in the order in which each rank had them; empty in older trees."""
     attempt: int | None = None
-    """Attempt of the tensors, if they are restricted to one."""
+    """Attempt of the tensors, if they are restricted to one; else None."""
     tool: str = ""
-    """Name of the tool whose dump it is, where it is no tree of folders; it has no manifests."""
+    """Name of the other tool that wrote the dump; such a dump has no manifests. Empty for our
+    trees.
+    """
 
     @cached_property
     def periods(self) -> SessionPeriods:
@@ -230,7 +240,7 @@ class Tree:
 
     @property
     def own_sessions(self) -> tuple[TreeSession, ...]:
-        """The sessions of its job and its attempt, if it is restricted to them."""
+        """The sessions of the tree's job and attempt, if it is restricted to them; else all."""
         return tuple(
             each
             for each in self.sessions
@@ -240,14 +250,14 @@ class Tree:
 
     @cached_property
     def jobs(self) -> tuple[str, ...]:
-        """Ids of the jobs that dumped into it, sorted."""
+        """Ids of the jobs that dumped into the tree, sorted."""
         found = {each.status.job_id for each in self.manifests}
         found.update(each.status.job_id for each in self.own_sessions)
         return tuple(sorted(found))
 
     @cached_property
     def attempts(self) -> tuple[int, ...]:
-        """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
+        """Numbers of the attempts in the tree, ascending; 0 if attempts are not numbered."""
         found = {m.status.attempt for m in self.manifests}
         found.update(each.status.attempt for each in self.own_sessions)
         return tuple(sorted(found)) or (0,)
@@ -266,7 +276,7 @@ class Tree:
 
     @property
     def unit(self) -> str:
-        """Noun for the numbers in `ranks`."""
+        """Noun for the numbers in `ranks`: rank or device."""
         return "device" if self.by_device else "rank"
 
 
@@ -275,31 +285,33 @@ class Figures:
     """One row of a table of statistics."""
 
     key: TensorKey
-    """Key as the table spells it; `op_name` below is the raw name where available."""
+    """Key as the table spells it; `op_name` below is the raw name if it is available."""
     dtype: str
     shape: tuple[int, ...]
     data_bytes: int
     values: Mapping[str, str]
-    """Text of each statistic by the title of its column."""
+    """Text of each statistic, by the title of its column."""
     relative: str
     """Path of the table below the root, with `/`."""
     record: ManifestRecord | None = None
-    """Record in the manifest, or what another tool says of it; None for a row without one."""
+    """Record in the manifest, or facts from another tool; None for a row without either."""
     full_name: str = ""
-    """Name of the operator from elsewhere in the tree, where there is no record (`FullNames`)."""
+    """Name of the operator from elsewhere in the tree (`FullNames`), if there is no record."""
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where a manifest has it."""
+        """Type of the operator; the raw type if a manifest has it."""
         return self.record.op_type if self.record else self.key.op_type
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where the tree has it."""
+        """Scope name of the operator; the raw name if the tree has it."""
         return self.record.op_name if self.record else self.full_name or self.key.op_name
 
     def number(self, item: str) -> float | None:
-        """Return a statistic by its name in `statistic_category`; None when the row has none."""
+        """Return a statistic by its name in `statistic_category`; None if the row does
+        not have it.
+        """
         text = self.values.get(FOREIGN_TITLES.get(item) or STATISTIC_TITLES[item], NULL_TEXT)
         try:
             return None if text == NULL_TEXT else float(text)
@@ -308,16 +320,16 @@ class Figures:
 
     @property
     def finite(self) -> bool | None:
-        """Whether every element is finite; None when the columns of the table do not show it."""
+        """Whether every element is finite; None if the columns of the table do not show it."""
         return are_statistics_finite(self.number)
 
 
 def are_statistics_finite(get_number: Callable[[str], float | None]) -> bool | None:
-    """Return whether statistics show that a tensor is finite; None when they do not decide it.
+    """Return whether statistics show that a tensor is finite; None if they do not decide it.
 
-    The counts of NaN and infinities decide it, or both extremes, which NaN makes NaN, or a sum of
-    moduli.
-    `get_number` returns a statistic by its name in `statistic_category`, or None.
+    The counts of NaN and infinities decide it, or both extremes, which are NaN if any element is,
+    or a sum of moduli. `get_number` returns a statistic by its name in `statistic_category`, or
+    None.
     """
     counts = [get_number(item) for item in NONFINITE_COUNT_ITEMS]
     if None not in counts:
@@ -336,23 +348,25 @@ class PlaceInTime(NamedTuple):
 
     rank: int
     dated: bool
-    """False for constants."""
+    """Whether the tensor belongs to an iteration; False for constants."""
     iteration: int
 
 
 def place_in_time_of(key: TensorKey) -> PlaceInTime:
-    """Return the place of a tensor."""
+    """Return the rank and iteration of a tensor."""
     return PlaceInTime(key.rank, not key.constant, key.iteration)
 
 
 def execution_order_of(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
-    """Return the sort key of execution order: inputs of a call come before its outputs."""
+    """Return the sort key of execution order, in which the inputs of a call come before its
+    outputs.
+    """
     when = key.rank, not key.constant, key.iteration, key.timestamp_us
     return *when, key.side.value, key.slot
 
 
 class _SharedValues(dict[Hashable, int]):
-    """Numbers of values that many rows share."""
+    """Numbers for values that many rows share."""
 
     def __missing__(self, value: Hashable) -> int:
         number = self[value] = len(self)
@@ -365,7 +379,9 @@ class _EntryColumns:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.places: list[Any] = []
-        """Values that rows share, by the numbers in the columns `place`, `operator` and `part`."""
+        """Values that rows share; the columns `place`, `operator` and `part` contain
+        their numbers.
+        """
         self.operators: list[Any] = []
         self.parts: list[Any] = []
         self.place, self.operator, self.part = array("I"), array("I"), array("I")
@@ -373,17 +389,19 @@ class _EntryColumns:
         self.bytes_in, self.bytes_stored = array("Q"), array("Q")
         self.digests = bytearray()
         self.same_as: dict[int, str] = {}
-        """Path in the baseline, by row: nearly all rows have one, or hardly any."""
+        """Path in the baseline by row; a dictionary, because either nearly all rows have one or
+        hardly any.
+        """
         self.unpacked_entries: dict[int, Entry] = {}
-        """Entries that the columns cannot represent, by row."""
+        """Tensors that the columns cannot represent, by row."""
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Add all tensors; called once."""
+        """Add all tensors; may be called only once."""
         places, operators, parts = _SharedValues(), _SharedValues(), _SharedValues()
         for entry in entries:
             key, record = entry.key, entry.record
             folder, _, name = entry.relative.rpartition("/")
-            # Only the time stamp in a name differs between iterations.
+            # Only the time stamp in a file name differs between iterations.
             before, found, after = name.partition(str(key.timestamp_us))
             raw, recorded, sizes, digest = ("", entry.full_name), None, (0, 0), b""
             if record is not None:
@@ -403,7 +421,8 @@ class _EntryColumns:
                     0,
                     0,
                 )
-            # By position: access by name would take as long as everything else.
+            # Fields are accessed by position, because access by name would take as long as
+            # everything else.
             self.place.append(places[(folder, *key[:4], key.constant)])
             self.operator.append(operators[(before, *key[5:7], *key[9:11], raw)])
             shared = after if found else None, *key[7:9], key.tensor_format, *key[13:]
@@ -445,12 +464,12 @@ class _EntryColumns:
         return Entry(self.root, relative, key, stored, record, member, described, full_name)
 
     def list_baselines(self) -> list[str]:
-        """Return the baselines that have files of tensors."""
+        """Return the roots of the baselines that have files of tensors."""
         records = (recorded for *_, recorded in self.parts if recorded is not None)
         return sorted({recorded[-1] for recorded in records if recorded[-1]})
 
     def places_in_time(self) -> list[PlaceInTime]:
-        """Return rank and iteration of each of the places."""
+        """Return the rank and iteration of each of the places."""
         return [
             PlaceInTime(rank, not constant, iteration)
             for _, rank, _, _, iteration, constant in self.places
@@ -458,14 +477,18 @@ class _EntryColumns:
 
 
 class Entries(Sequence[Entry]):
-    """Sequence of tensors by rank, iteration and time; each object is created on access."""
+    """Sequence of tensors by rank, iteration and time; each object is created when it
+    is accessed.
+    """
 
     def __init__(self, columns: _EntryColumns, rows: npt.NDArray[np.uint32]) -> None:
         self._columns, self._rows = columns, rows
 
     @property
     def baselines(self) -> list[str]:
-        """Roots of the baselines that have files of tensors, also of those that are left out."""
+        """Roots of the baselines that have files of tensors, including tensors that are
+        left out.
+        """
         return self._columns.list_baselines()
 
     @staticmethod
@@ -515,7 +538,7 @@ class Entries(Sequence[Entry]):
         return Entries(self._columns, _column_array(kept))
 
     def by_place(self) -> dict[PlaceInTime, Entries]:
-        """Return the tensors of each place, in order."""
+        """Return the tensors of each rank and iteration, in order."""
         places = self._columns.places_in_time()
         numbers = {place: at for at, place in enumerate(dict.fromkeys(places))}
         same = np.array([numbers[place] for place in places], np.uint32)
@@ -528,12 +551,12 @@ class Entries(Sequence[Entry]):
 
     @property
     def folders(self) -> set[str]:
-        """Folders of the files, relative to the root."""
+        """Paths of the folders with the files, relative to the root."""
         return {place[0] for place in self._list_places()}
 
     @property
     def graphs_in_time(self) -> set[tuple[int, int, int | None]]:
-        """Rank, graph and iteration of the tensors; the iteration of constants is None."""
+        """Rank, graph and iteration of each tensor; the iteration of constants is None."""
         return {
             (rank, graph, None if constant else iteration)
             for _, rank, _, graph, iteration, constant in self._list_places()
@@ -563,5 +586,5 @@ def _is_restorable(entry: Entry, record: ManifestRecord, digest: bytes) -> bool:
 
 
 def _pack_digest(digest: str) -> bytes:
-    """Return the bytes of a hexadecimal digest; empty for one of another form."""
+    """Return the bytes of a hexadecimal digest; empty for a digest in another form."""
     return bytes.fromhex(digest) if _DIGEST.fullmatch(digest) else b""

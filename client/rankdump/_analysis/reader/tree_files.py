@@ -48,11 +48,11 @@ from rankdump.errors import CorruptedError
 
 _MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
 ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-"""Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
+"""File with the arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
 
 
 def read_long_names(mapping: Path) -> LongFileNames:
-    """Return the long names of a folder; CorruptedError when the file is unreadable."""
+    """Return the long names in a folder; CorruptedError when the file with them is unreadable."""
     with named_errors(mapping), suppress(FileNotFoundError):
         return LongFileNames.parse(mapping.read_bytes())
     return LongFileNames()
@@ -65,10 +65,10 @@ class TensorFile(NamedTuple):
     relative: str
     """Path below the root."""
     file_name: FileName
-    """The parsed name; of a shortened name, the full one."""
+    """The parsed name; if the name is shortened, of the full name."""
     stored_bytes: int
     full_name: str = ""
-    """The full name of a shortened one, else the name."""
+    """The full name if the name is shortened, else the name itself."""
 
     @property
     def folder_path(self) -> str:
@@ -77,7 +77,9 @@ class TensorFile(NamedTuple):
 
     @property
     def operator(self) -> tuple[str, FileName]:
-        """Operator of the file; equal for files of all its tensors and files of a single one."""
+        """Operator of the file; equal for the file with all its tensors and for files with a single
+        one.
+        """
         name = self.file_name._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
         return self.folder_path, name
 
@@ -91,10 +93,11 @@ def read_entries(
     stepped: bool,
     names: FullNames,
 ) -> list[Entry]:
-    """Return the tensors of files, each once; adds a problem for each unreadable file.
+    """Return the tensors of files, each once; add a problem for each unreadable file.
 
-    Tensors of an operator may be in its file and in files of their own, if joining them was
-    interrupted: the joined ones are used. With `stepped`, info files have real steps.
+    If joining an operator's tensors was interrupted, they may be in the operator's file and in
+    files of their own; those in the operator's file are used then. With `stepped`, info files have
+    real step numbers.
     """
     entries: list[Entry] = []
     bins: list[TensorFile] = []
@@ -120,7 +123,7 @@ def read_entries(
 
 def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests, names: FullNames) -> Entry:
     records, name = known.records_of(file.relative), file.file_name
-    # A record has a member where the tensors of an operator share a time stamp.
+    # A record has a member if the tensors of an operator share a time stamp.
     found = records.get("") or records.get(f"{name.side.value}.{name.slot}")
     key = _key(file, name.side, name.slot, known, found)
     if found:
@@ -132,7 +135,9 @@ def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests, names: Ful
 def _api_call_entry(
     root: Path, file: TensorFile, known: TreeManifests, placed: InfoFilePlaces
 ) -> Entry:
-    """Return the tensor of a file without a time stamp, placed by a manifest or the info file."""
+    """Return the tensor of a file without a time stamp, whose place a manifest or the info file
+    tells.
+    """
     found = known.records_of(file.relative).get("")
     key = _key(file, file.file_name.side, file.file_name.slot, known)
     if found is not None:
@@ -170,7 +175,9 @@ def _side_and_slot(file: TensorFile, member: str) -> tuple[TensorSide, int]:
 
 
 def _member_sizes(file: TensorFile, tensors: list[Described]) -> list[int]:
-    """Return the part of the file size of each tensor; the first includes the header."""
+    """Return the part of the file size that each tensor takes; the first part includes
+    the header.
+    """
     sizes = [facts.data_bytes for facts in tensors]
     packed = file.relative.endswith(PACKED_SUFFIX)
     rest = [0] * len(sizes[1:]) if packed else sizes[1:]
@@ -194,7 +201,9 @@ def _key(
 
 
 class _FolderItem(NamedTuple):
-    """A name in a folder, and whether it is a folder or a file; neither for other items."""
+    """A name in a folder, and whether it is a folder or a file; both are False for
+    other entries.
+    """
 
     name: str
     folder: bool
@@ -203,7 +212,7 @@ class _FolderItem(NamedTuple):
 
 
 class LeafFolder(NamedTuple):
-    """A folder of tensors and tables without folders below; it was not entered yet."""
+    """A folder with tensors and tables and without subfolders; it was not entered yet."""
 
     folder: DumpFolder
     path: str
@@ -212,21 +221,21 @@ class LeafFolder(NamedTuple):
 
 @dataclass(slots=True)
 class FolderIndex:
-    """Index of the folders of a tree and of the files in those that were entered."""
+    """Index of the folders of a tree, and of the files in those that were entered."""
 
     root: Path
     queries: tuple[Query, ...] = ()
     """Selections; folders that they exclude are not entered."""
     sized: bool = True
-    """When false, the sizes of files are not read and are 0."""
+    """Whether the sizes of files are read; if not, all sizes are 0."""
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     files: list[TensorFile] = field(default_factory=list[TensorFile])
-    """Tensor files of folders that were entered; `tables` and `info_files` likewise."""
+    """Tensor files in the folders that were entered; `tables` and `info_files` likewise."""
     tables: list[tuple[DumpFolder, str, FileName | None]] = field(
         default_factory=list[tuple[DumpFolder, str, FileName | None]]
     )
     info_files: list[tuple[DumpFolder, str]] = field(default_factory=list[tuple[DumpFolder, str]])
-    """Info files of API dumps, with the folder of their rank."""
+    """Info files of API dumps, each with the folder of its rank."""
     folders: dict[str, DumpFolder] = field(default_factory=dict[str, DumpFolder])
     """Folders of ranks and devices by path, including ranks that no query selects."""
     missing_files: list[str] = field(default_factory=list[str])
@@ -236,15 +245,15 @@ class FolderIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no folder or file was found in which dumped tensors may be."""
+        """Whether no folder or file was found that may have dumped tensors."""
         return not (self.leaves or self.files or self.tables or self.info_files)
 
     def find_folders(self) -> None:
-        """Find all leaves, and enter the other folders with tensors."""
+        """Find all leaf folders, and enter the other folders with tensors."""
         self._enter(ROOT_FOLDER, "")
 
     def list_leaf(self, leaf: LeafFolder) -> None:
-        """Add the files of a leaf."""
+        """Add the files of a leaf folder."""
         self._enter(leaf.folder, leaf.path)
 
     def selects_rank(self, rank: int) -> bool:
@@ -267,7 +276,7 @@ class FolderIndex:
         return all(query.keeps_iteration(rank, iteration) for query in self.queries)
 
     def find_baseline_files(self, known: TreeManifests) -> list[TensorFile]:
-        """Return files that do not exist, because a baseline has their tensors."""
+        """Return files that do not exist in the tree, because a baseline has their tensors."""
         found: list[TensorFile] = []
         for path in known.list_baseline_paths():
             where, _, name = path.rpartition("/")
@@ -304,7 +313,8 @@ class FolderIndex:
                 self.leaves.append(LeafFolder(folder, path))
             return
         rank = RANK_FOLDER_PATTERN.fullmatch(path)
-        # A number alone is the folder of a device only if a file in it shows that.
+        # A folder with only a number as its name is that of a device only if a file in it shows
+        # that.
         device = folder.device and folder.base == path and folder.names is not NameScheme.CAPTURED
         if device or rank:
             self.folders[path] = folder
@@ -312,7 +322,7 @@ class FolderIndex:
             self._enter(folder, path)
 
     def _add_file(self, folder: DumpFolder, path: str, name: str, item: _FolderItem) -> bool:
-        """Add a file of a folder of tensors by its full name; return whether it belongs there."""
+        """Add a file of a tensor folder by its full name; return whether the file belongs there."""
         if name == MAPPING_FILE:
             return True
         if not item.file:
@@ -335,7 +345,9 @@ class FolderIndex:
         return True
 
     def _listing(self, where: str) -> list[_FolderItem]:
-        """Return the items of a folder without hidden names; adds a problem if it is unreadable."""
+        """Return the entries of a folder, without hidden names; add a problem if it is
+        unreadable.
+        """
         folder = f"{self.root}/{where}" if where else str(self.root)
         found: list[_FolderItem] = []
         with noted_errors(self.problems), named_errors(folder), _scan_folder(folder) as items:
@@ -347,7 +359,8 @@ class FolderIndex:
             if item.is_file():
                 return _FolderItem(item.name, False, True, item.stat().st_size if self.sized else 0)
             return _FolderItem(item.name, item.is_dir(), False, 0)
-        except OSError:  # removed since it was listed, or a broken or circular link
+        # the entry was removed after it was listed, or is a broken or circular link
+        except OSError:
             return _FolderItem(item.name, False, False, 0)
 
     def _long_names(
@@ -367,7 +380,9 @@ class FolderIndex:
 
 @contextmanager
 def _scan_folder(folder: str) -> Generator[Iterator[os.DirEntry[str]], None, None]:
-    """Yield the items of a folder, opened by descriptor to avoid a path lookup for each file."""
+    """Yield the entries of a folder, which is opened by descriptor to avoid a path lookup for each
+    file.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(descriptor) as items:

@@ -1,6 +1,6 @@
-"""Status of a tree without a daemon: sessions as their files state them and those that ended with
+"""Status of a tree without a daemon: sessions as their files state them, sessions that ended with
 their agents, balances of iterations, dropped tensors, missing ranks and iterations, and damage.
-Reads no more than a walk with `balances_only`; never a tensor.
+Reads no more than reading the tree with `balances_only` does, and no tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def status(root: Path) -> StatusView:
 
 
 def status_of(tree: Tree) -> StatusView:
-    """Return the status of a tree already walked."""
+    """Return the status of a tree that was already read."""
     complete = [manifest.status for manifest in tree.manifests]
     unfinished = _unfinished_iterations(tree)
     return StatusView(
@@ -54,9 +54,9 @@ def status_of(tree: Tree) -> StatusView:
 def _add_table_bytes(
     iterations: tuple[IterationStatus, ...], tables: tuple[Table, ...]
 ) -> tuple[IterationStatus, ...]:
-    """Return the iterations; those without files have the size of their tables.
+    """Return the iterations; those without files get the size of their tables.
 
-    A table of all iterations of a rank counts for the last one.
+    A table with all iterations of a rank counts for the last one.
     """
     last = {each.rank: each.iteration for each in sorted(iterations, key=lambda i: i.iteration)}
     taken: Counter[tuple[int, int]] = Counter()
@@ -88,7 +88,7 @@ def damaged(tree: Tree) -> bool:
 
 
 def _tree_findings(tree: Tree) -> tuple[str, ...]:
-    # In a part of a tree, missing ranks and iterations cannot be found.
+    # If only a part of a tree was read, missing ranks and iterations cannot be found.
     absences = (_missing_ranks, _empty_ranks, _missing_iterations) if tree.whole else ()
     is_unknown = bool(tree.entries or tree.tables) and not (tree.tool or tree.is_recorded)
     unrecorded = [UNRECORDED_TREE] if is_unknown else []
@@ -110,7 +110,9 @@ def _absent_baselines(tree: Tree) -> list[str]:
 
 
 def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
-    """Return the sessions with a file, and as closed those that only manifests know."""
+    """Return the sessions that have a file and, as closed sessions, those that only
+    manifests know.
+    """
     filed = [each.status for each in tree.own_sessions]
     known = {(each.job_id, each.session_id, each.rank) for each in filed}
     older = (
@@ -118,7 +120,7 @@ def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
         for status in _sessions_of_manifests(tree.manifests)
         if (status.job_id, status.session_id, status.rank) not in known
     )
-    # Sorting is stable: sessions of a rank stay in the order in which it had them.
+    # Sorting is stable, so the sessions of a rank stay in their order.
     return (*older, *sorted(filed, key=lambda each: (each.job_id, each.rank)))
 
 
@@ -147,7 +149,9 @@ _AttemptPlace: TypeAlias = "tuple[int, int, int]"
 
 
 def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
-    """Return the iterations without a manifest: as their session ended, else what is in files."""
+    """Return the iterations without a manifest: as their session has reported them, else as counted
+    from files.
+    """
     complete = {(m.status.rank, m.status.iteration, m.status.attempt) for m in tree.manifests}
     listed = {
         (status.rank, status.iteration, status.attempt): status
@@ -157,9 +161,11 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
     found = {place: status for place, status in listed.items() if place not in complete}
     stored, size = _count_unfinished_files(tree, complete | found.keys())
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
-    # The newest session of a rank writes, whatever other jobs have left in the tree.
+    # The newest session of a rank is the one that writes, whatever other jobs have left in the
+    # tree.
     jobs |= {each.status.rank: each.status.job_id for each in tree.own_sessions}
-    # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
+    # A rank without a complete iteration has no job id; in a tree with one job, it belongs to that
+    # job.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
     for (rank, iteration, attempt), count in stored.items():
         found[rank, iteration, attempt] = IterationStatus(
@@ -178,10 +184,10 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
 def _count_unfinished_files(
     tree: Tree, known: Collection[_AttemptPlace]
 ) -> tuple[Counter[_AttemptPlace], Counter[_AttemptPlace]]:
-    """Return the number and the bytes of the files of each iteration that is not known."""
+    """Return the number and the bytes of the files of each iteration that is not in `known`."""
     stored: Counter[_AttemptPlace] = Counter()
     size: Counter[_AttemptPlace] = Counter()
-    # Iterations that are being removed are not unfinished.
+    # Iterations that are being removed do not count as unfinished.
     gone, ended = tree.gone, {(rank, iteration) for rank, iteration, _ in known}
     for (rank, dated, iteration), entries in tree.entries.by_place().items():
         if not dated or (rank, iteration) in gone:
@@ -193,12 +199,14 @@ def _count_unfinished_files(
     for table in tree.tables:
         place = table.rank, table.iteration
         if _has_one_iteration(table) and place not in ended and place not in gone:
-            stored[(*place, tree.attempts[-1])] += 0  # listed even without files
+            stored[(*place, tree.attempts[-1])] += 0  # so that it is listed even without files
     return stored, size
 
 
 def split_attempts(tree: Tree, entries: Entries) -> list[tuple[int, Entries]]:
-    """Return the tensors of a place by attempt; they are sorted by time, and so by attempt."""
+    """Return the tensors of a place by attempt; they are sorted by time, and therefore
+    by attempt.
+    """
     if len(tree.attempts) == 1:
         return [(tree.attempts[0], entries)]
     found = [tree.find_attempt(entry.key) for entry in entries]
@@ -208,7 +216,7 @@ def split_attempts(tree: Tree, entries: Entries) -> list[tuple[int, Entries]]:
 
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
-    if tree.tool:  # it has no manifests
+    if tree.tool:  # a dump of another tool has no manifests
         return []
     if not tree.is_recorded:
         return []
@@ -241,7 +249,7 @@ def _empty_ranks(tree: Tree) -> list[str]:
 
 
 def _missing_iterations(tree: Tree) -> list[str]:
-    """Return sentences about iterations that a rank lacks and another rank has."""
+    """Return sentences about iterations that one rank lacks and another rank has."""
     have: dict[int, set[int]] = {}
     for manifest in tree.manifests:
         have.setdefault(manifest.status.rank, set()).add(manifest.status.iteration)
@@ -285,10 +293,11 @@ def _disk_load(root: Path) -> AgentLoad:
 
 
 def mark_ended_sessions(view: StatusView, files: Sequence[TreeSession], host: str) -> StatusView:
-    """Return a view of a tree whose daemons do not answer, with the sessions that this ended.
+    """Return the view of a tree whose daemons do not answer, with the state of sessions that must
+    have ended.
 
-    A session that its file calls open has ended with its agent, if that ran on this host; of an
-    agent of another host that is not known.
+    A session that its file calls open has ended with its agent, if the agent ran on this host; of
+    an agent on another host, that is not known.
     """
     filed = {each.status.session_id: each for each in files}
     gone: list[int] = []
@@ -315,7 +324,7 @@ def mark_ended_sessions(view: StatusView, files: Sequence[TreeSession], host: st
 
 
 def describe_tree_drops(tree: Tree) -> list[str]:
-    """Return one sentence for each reason for which ranks lost tensors, or kept less of them."""
+    """Return one sentence for each reason for which ranks lost tensors or kept less of them."""
     by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
     degraded: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for manifest in tree.manifests:
@@ -329,7 +338,7 @@ def describe_tree_drops(tree: Tree) -> list[str]:
 
 
 def count_tree_drops(tree: Tree) -> int:
-    """Return how many tensors that the plan selects are not in the tree."""
+    """Return the number of tensors that the plan selects and that are not in the tree."""
     return sum(lost for losses in count_losses(tree).values() for lost in losses.values())
 
 

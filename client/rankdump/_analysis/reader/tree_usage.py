@@ -1,6 +1,7 @@
-"""Disk space, files and time of the iterations of a tree, from its manifests and from the sizes of
-other files, and the free space of a disk. The input of a forecast; reads no tensor. Rows of the
-table of a tree stand for the manifests that it has as they are.
+"""Disk space, files and time that the iterations of a tree take, computed from its manifests and
+from the sizes of other files, and the free space of a disk. It is the input of a forecast; no
+tensors are read. Rows of the tree's table are used in place of manifests that have not changed
+since.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NO_ITERATION = "no iteration with tensors is complete"
 
 @dataclass(slots=True)
 class _SizeCounter:
-    """Sizes of the files of a part of a tree, their folders, and time stamps of the tensors."""
+    """Sizes and folders of the files in a part of a tree, and time stamps of the tensors."""
 
     root: Path
     block_bytes: int
@@ -57,7 +58,7 @@ class _SizeCounter:
     stamps: list[int] = field(default_factory=list[int])
 
     def add_tensor(self, record: ManifestRecord) -> None:
-        """Count a tensor by its record."""
+        """Count a tensor, given its record."""
         self.tensors += 1
         self.bytes_in += record.bytes_in
         self.stamps.append(record.timestamp_us)
@@ -65,7 +66,7 @@ class _SizeCounter:
             self._add_size(record.path, record.bytes_stored)
 
     def add_rows(self, rows: PlaceSizes) -> None:
-        """Count the tensors of a place by their rows in the table."""
+        """Count the tensors of a place, given their rows in the table."""
         self.tensors += len(rows.stamps_us)
         self.bytes_in += rows.bytes_in
         if len(rows.stamps_us):
@@ -74,12 +75,14 @@ class _SizeCounter:
             self._add_size(path, size)
 
     def _add_size(self, path: str, size: int) -> None:
-        # The tensors of one file add up to its size.
+        # The sizes of the tensors in one file add up to the size of the file.
         self.sizes[path] += size
         self.folders.add(path.rpartition("/")[0])
 
     def add_file(self, path: str) -> None:
-        """Count a file without a record; only the parent of a folder; nothing if it is removed."""
+        """Count a file without a record; for a folder, only its parent; nothing for a file that was
+        removed.
+        """
         with suppress(OSError):
             facts = os.lstat(self.root / path)
             self.folders.add(path.rpartition("/")[0])
@@ -87,7 +90,7 @@ class _SizeCounter:
                 self.sizes[path] = facts.st_size
 
     def summarize(self, *, folders: int = 0, stall_us: int = 0) -> DumpSize:
-        """Return the totals, with the given number of folders."""
+        """Return the totals; `folders` is the number of folders."""
         sizes = [size for size in self.sizes.values() if size]
         blocks = sum(-(-size // self.block_bytes) for size in sizes)
         return DumpSize(
@@ -103,18 +106,18 @@ class _SizeCounter:
 
 
 class _UsageObserver:
-    """Sums over the manifests and files of a tree, added one by one."""
+    """Sums over the manifests and files of a tree, which are added one by one."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._block_bytes = root, os.statvfs(root).f_frsize
         self._ranks: defaultdict[int, dict[int, DumpSize]] = defaultdict(dict)
-        """Size of each rank by iteration."""
+        """Size of each iteration, by rank and iteration."""
         self._tables = defaultdict[int, _SizeCounter](self._new_counter)
         self._folders: defaultdict[int, set[str]] = defaultdict(set)
         self._once, self._grown = self._new_counter(), self._new_counter()
 
     def add_manifest(self, manifest: Manifest, path: Path) -> None:
-        """Count the records of a manifest, and its file."""
+        """Count the records of a manifest, and the manifest's file."""
         status, own = manifest.status, self._new_counter()
         for record in manifest.records:
             folder = _find_folder(record.path.rpartition("/")[0])
@@ -123,16 +126,18 @@ class _UsageObserver:
         self._add_iteration(status.rank, status.iteration, own, path, status.stall_us)
 
     def add_indexed_rows(self, root: Path) -> set[Path]:
-        """Count the rows of the table of a tree, and the files of their manifests; return these."""
+        """Count the rows in the table of a tree, and the files of the manifests they come from;
+        return these manifests.
+        """
         files = find_indexed_files(root)
         if not files:
             return set()
-        # Imported on use: it loads pyarrow, and there is none without a table.
+        # Imported on use, because it loads pyarrow, which may be missing if there is no table.
         from rankdump._analysis.reader.indexed_rows import read_place_sizes
 
         counted: set[Path] = set()
         for file in files:
-            # A file that cannot be read leaves its manifests to be read themselves.
+            # The manifests of a table file that cannot be read are read themselves.
             with suppress(CorruptedError):
                 for rows in read_place_sizes(file):
                     self._add_rows(rows, file.manifests)
@@ -157,7 +162,7 @@ class _UsageObserver:
         self._ranks[iteration][rank] = own.summarize(stall_us=stall_us)
 
     def add_table(self, table: Table) -> None:
-        """Count a table, which belongs to an iteration or grows in each of them."""
+        """Count a table, which belongs to one iteration or grows in each of them."""
         if table.dated and not table.constant:
             self._tables[table.iteration].add_file(table.relative)
         elif not table.constant:
@@ -167,7 +172,7 @@ class _UsageObserver:
                 self._grown.add_file(f"{table.folder}/{files.stack_file}")
 
     def add_folder(self, path: str, iteration: int) -> None:
-        """Count the tables of the folder of an iteration, including that of long names."""
+        """Count the tables in the folder of an iteration, including the table of long names."""
         for file in (self._root / path).iterdir():
             if file.suffix == ".csv":
                 self._tables[iteration].add_file(f"{path}/{file.name}")
@@ -180,12 +185,12 @@ class _UsageObserver:
                     self._once.add_file(path)
 
     def add_index_files(self) -> None:
-        """Count the files of the table of statistics, which grows in each iteration."""
+        """Count the files of the table of statistics, which grows with each iteration."""
         for path in _list_files(self._root, f"{STATE_FOLDER}/table"):
             self._grown.add_file(path)
 
     def summarize(self) -> ObservedDump:
-        """Return the totals; CorruptedError where no iteration with tensors is complete."""
+        """Return the totals; CorruptedError if no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
         whole = [
             sum_sizes((*of.values(), self._beside(iteration)))
@@ -201,7 +206,7 @@ class _UsageObserver:
         return ObservedDump(len(whole), ranks, each, sum_sizes((once, DumpSize(files=grown.files))))
 
     def _beside(self, iteration: int) -> DumpSize:
-        """Return the size of the tables and folders of an iteration."""
+        """Return the size of the tables and folders of an iteration, besides its tensors."""
         tables = self._tables[iteration]
         self._add_folders(iteration, tables)
         return tables.summarize(folders=len(self._folders[iteration]))
@@ -220,7 +225,7 @@ def observe(root: Path) -> ObservedDump:
     """Return the size of one iteration of a tree over all its ranks.
 
     Files with a record are not accessed; manifests that cannot be read are left out and named.
-    CorruptedError where no iteration is complete.
+    CorruptedError if no iteration is complete.
     """
     places = FolderIndex(root, sized=False)
     places.find_folders()
@@ -249,7 +254,9 @@ def observe(root: Path) -> ObservedDump:
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:
-    """Return the free space and inodes of the disk of a tree, which need not exist yet."""
+    """Return the free space and inodes of the disk of a tree; the tree itself need not
+    exist yet.
+    """
     place = root.absolute()
     while not place.exists():
         place = place.parent

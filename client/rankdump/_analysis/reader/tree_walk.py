@@ -1,10 +1,10 @@
-"""Walk from the root of a tree, or from one file, to tensors with their keys and records. Reads
-names, manifests, and the headers of bin files without a record; never a tensor or a table.
+"""Reading of a tree, from its root or from one file, to tensors with their keys and records. Reads
+names, manifests, and the headers of bin files without a record, but no tensors or tables.
 
 Unreadable files are listed in `problems`, and other files are counted. Only the names and manifests
-of one iteration of one rank are objects at a time. The garbage collector is paused meanwhile: it
-would traverse all objects whenever their number has grown by a quarter, which is a seventh of the
-time to open a tree.
+of one rank's iteration are in memory as objects at a time. The garbage collector is paused
+meanwhile, because it would traverse all objects whenever their number has grown by a quarter, which
+is a seventh of the time for opening a tree.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ from rankdump.errors import CorruptedError
 
 @contextmanager
 def collector_paused() -> Generator[None, None, None]:
-    """Pause the garbage collector, in all threads; enable it afterwards if it was enabled."""
+    """Pause the garbage collector in all threads; enable it after the block if it was enabled
+    before.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -85,7 +87,7 @@ class _WalkBatch:
     manifests: list[ManifestFileName] = field(default_factory=list[ManifestFileName])
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     is_complete: bool = False
-    """Whether these are all folders of the iterations of the manifests."""
+    """Whether the batch has all folders of the manifests' iterations."""
 
 
 @collector_paused()
@@ -96,13 +98,14 @@ def walk(
     job_id: str = "",
     attempt: int | None = None,
 ) -> Tree:
-    """Return the tree below a root; a root that is not a folder is a problem, not an error.
+    """Return the tree below a root; if the root is not a folder, that is a problem and not an
+    error.
 
-    Folders that the queries exclude are not entered. With `balances_only`, neither are iterations
-    with a manifest and files: only their balances are read. With `job_id`, the dumps of other jobs
-    are left out, with `attempt` those of other attempts; CorruptedError when the tree has no dump
-    of that job or attempt. A root without these folders may be a dump of another tool;
-    CorruptedError when that has no tensors, or not what is asked for.
+    Folders that the queries exclude are not entered. With `balances_only`, iterations with a
+    manifest and files are not entered either: only their balances are read. With `job_id`, the
+    dumps of other jobs are left out, with `attempt` those of other attempts; CorruptedError when
+    the tree has no dump of that job or attempt. A root without these folders may be a dump of
+    another tool; CorruptedError when such a dump has no tensors, or does not support the selection.
     """
     places = FolderIndex(root, queries)
     is_file = root.is_file()
@@ -144,7 +147,7 @@ class _TreeReader:
         self, places: FolderIndex, balances_only: bool, job_id: str, attempt: int | None
     ) -> None:
         self.manifests: list[Manifest] = []
-        """Without their records."""
+        """Manifests without their records."""
         self.tables: list[Table] = []
         self._places, self._balances_only = places, balances_only
         self._names = FullNames(places.root)
@@ -182,7 +185,7 @@ class _TreeReader:
         self._indexed = find_indexed_manifests(places.root, [] if balances_only else [*selected])
 
     def list_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that have a folder; without any, the numbers of devices."""
+        """Return the ranks that have a folder; if none has, the numbers of devices."""
         folders = self._places.folders
         ranks = {folder.rank for folder in folders.values() if not folder.device}
         return tuple(sorted(ranks or self._devices))
@@ -194,7 +197,8 @@ class _TreeReader:
     def read_batches(self) -> Iterator[list[Entry]]:
         """Yield the tensors of each batch, sorted."""
         if self._device:
-            # Which rank wrote to the folder of a device is in the manifests of all ranks.
+            # Only the manifests of all ranks tell which rank wrote to a device folder, so all are
+            # read in one batch.
             files = [file for files in self._files.values() for file in files]
             yield self._read(_WalkBatch(files, self._places.leaves), TreeManifests())
             return
@@ -235,7 +239,7 @@ class _TreeReader:
     def _read(
         self, batch: _WalkBatch, constants: TreeManifests, known: TreeManifests | None = None
     ) -> list[Entry]:
-        """Return the tensors of a batch; adds its records of constants to `constants`."""
+        """Return the tensors of a batch; add its records of constants to `constants`."""
         places, root = self._places, self._places.root
         known = TreeManifests(owners=self._owners) if known is None else known
         only = self._balances_only and batch.is_complete
@@ -246,7 +250,8 @@ class _TreeReader:
             if manifest.records or manifest.session is not None:
                 manifest = replace(manifest, records=(), session=None)
             self.manifests.append(manifest)
-        # A dump of statistics only has tables, whose sizes are not in the balances.
+        # A dump of statistics has only tables, whose sizes are not in the balances, so its files
+        # are listed.
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
@@ -256,7 +261,8 @@ class _TreeReader:
         if self.other_sessions or self._attempt is not None:
             files = [file for file in files if self._is_selected(file, known)]
         unlisted, places.missing_files = places.missing_files, []
-        # With manifests, the rows are not checked: a dropped tensor has one as well.
+        # With manifests, the rows of the mapping are not checked, because a dropped tensor has a
+        # row, too.
         if not self._stepped:
             named = f"named by {MAPPING_FILE}, but missing"
             places.problems.extend(f"{path}: {named}" for path in unlisted)
@@ -272,7 +278,9 @@ class _TreeReader:
         return sorted(entries, key=execution_sort_key)
 
     def _is_selected(self, file: TensorFile, known: TreeManifests) -> bool:
-        """Return whether a file is of the job and the attempt: by its manifest, else its time."""
+        """Return whether a file belongs to the job and the attempt, according to its manifest;
+        without one, to its time.
+        """
         if known.has_path(file.relative) or self._attempt is None:
             return known.has_path(file.relative)
         rank = known.rank_of(file.folder)
@@ -282,7 +290,7 @@ class _TreeReader:
         return session.attempt == self._attempt and self._job_id in ("", session.job_id)
 
     def _missed(self, known: TreeManifests) -> Iterator[str]:
-        """Yield a sentence for each missing file that a manifest names in the selected folders."""
+        """Yield a sentence for each missing file in the selected folders that a manifest names."""
         for path in known.unclaimed_paths:
             folder = find_folder(path.rpartition("/")[0])
             named = folder is None or self._places.selects_folder(folder)
@@ -295,7 +303,8 @@ def execution_sort_key(entry: Entry) -> tuple[int, bool, int, int, str, str, int
     """Return the sort key of execution order."""
     key, path = entry.key, entry.relative
     when, dated = key.timestamp_us, not key.constant
-    # Inputs of a call come before its outputs; the path of a single tensor ends in side and slot.
+    # The inputs of a call come before its outputs; the path of a single tensor ends with side and
+    # slot.
     return key.rank, dated, key.iteration, when, path, key.side, key.slot
 
 
@@ -314,7 +323,7 @@ def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> l
 def _table_at(
     root: Path, folder: DumpFolder, relative: str, operator: FileName | None, known: TreeManifests
 ) -> Table:
-    """Return a table of a folder, or of an operator in it."""
+    """Return a table of a folder, or of an operator in the folder."""
     number = operator.number if operator is not None else None
     iteration = number if folder.iteration is None else folder.iteration
     return Table(
@@ -336,10 +345,10 @@ def _table_sort_key(table: Table) -> tuple[int, bool, int, int, str]:
 
 
 def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iterator[str]:
-    """Yield a sentence for each file whose size differs from its manifest."""
+    """Yield a sentence for each file whose size differs from the size in its manifest."""
     due: defaultdict[str, int] = defaultdict(int)
     for entry in entries:
-        # The record of a link to identical bytes has 0 stored bytes.
+        # The record of a link to a file with the same bytes has 0 stored bytes.
         due[entry.relative] += entry.record.bytes_stored if entry.record else 0
     different = {f.relative: f for f in files if due[f.relative] not in (0, f.stored_bytes)}
     for entry in entries if different else ():
@@ -353,10 +362,10 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
 
 
 def is_packed_later(record: ManifestRecord, path: str, file_bytes: int) -> bool:
-    """Return whether a file of another size than in its manifest is one that is packed later.
+    """Return whether a file has another size than in its manifest because it is packed later.
 
-    An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
-    then the manifest when it has time. `fsck` checks what is in such a file.
+    An agent under pressure stores a file in a frame that packs nothing; later it replaces first the
+    file and then the manifest. `fsck` checks the content of such a file.
     """
     element = ELEMENT_TYPES.get(record.dtype)
     if element is None or not select_codec(path).suffix:
@@ -366,11 +375,11 @@ def is_packed_later(record: ManifestRecord, path: str, file_bytes: int) -> bool:
 
 
 def locate(path: Path) -> tuple[Entry, ...]:
-    """Return the tensors of one file; empty when it is not in a tree.
+    """Return the tensors of one file; empty if the file is in no tree.
 
-    The file need not exist where its manifest says that a baseline has it.
+    The file need not exist if its manifest says that a baseline has it.
 
-    CorruptedError when it is in a tree and cannot be read.
+    CorruptedError when the file is in a tree and cannot be read.
     """
     full = path.absolute()
     exists = full.is_file()
@@ -397,7 +406,9 @@ def locate(path: Path) -> tuple[Entry, ...]:
 
 
 def find_root(folder: Path) -> Path | None:
-    """Return the root of the tree that a folder probably belongs to; None if it looks like none."""
+    """Return the root of the tree that a folder probably belongs to; None if it seems to belong to
+    none.
+    """
     return next(
         (
             root
@@ -409,7 +420,9 @@ def find_root(folder: Path) -> Path | None:
 
 
 def _find_possible_roots(folder: Path) -> list[tuple[Path, DumpFolder]]:
-    """Return the possible roots of a folder: those with manifests first, then the outermost."""
+    """Return the possible roots for a folder: roots with manifests first, then the
+    outermost one.
+    """
     full = folder.absolute()
     found: list[tuple[Path, DumpFolder]] = []
     for root in reversed(full.parents[:MAX_TREE_DEPTH]):
