@@ -1,5 +1,5 @@
-"""Modules of a model as a hierarchy, from the names of its operators, with the worst of what is in
-each. Pure.
+"""Modules of a model as a hierarchy, built from the names of its operators; each module has the
+worst severity of the tensors in it. Pure.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from rankdump._core.scope_names import format_scope_name
 
 _OPERATOR = re.compile(r"-op[0-9]+")
 _LARGE = 65504.0
-"""The largest number of float16: what is above overflows in mixed precision."""
+"""Largest number of float16; larger values overflow in mixed precision."""
 
 
 class TensorSeverity(str, Enum):
-    """What the statistics of a tensor say."""
+    """How serious the statistics of a tensor are."""
 
     NONFINITE = "nonfinite"
     LARGE = "large"
-    """Above the largest number of float16."""
+    """The tensor has values above the largest number of float16."""
     NONE = "none"
-    """Nothing stands out, or nothing is known."""
+    """The statistics are inconspicuous, or unknown."""
 
 
 class OperatorTensor(NamedTuple):
-    """One tensor of an operator, over some iterations and ranks."""
+    """One tensor of an operator, summarized over some iterations and ranks."""
 
     name: str
     op_type: str
@@ -41,13 +41,13 @@ class OperatorTensor(NamedTuple):
     maximum: float | None
     minimum: float | None
     nonfinite: int
-    """Times that it was not finite."""
+    """Number of measurements in which the tensor was not finite."""
     times: int
-    """How often it was measured: iterations times ranks."""
+    """Number of measurements: iterations times ranks."""
 
     @property
     def severity(self) -> TensorSeverity:
-        """What its statistics say."""
+        """Severity of the tensor's statistics."""
         if self.nonfinite:
             return TensorSeverity.NONFINITE
         sizes = [abs(each) for each in (self.maximum, self.minimum) if each is not None]
@@ -57,21 +57,21 @@ class OperatorTensor(NamedTuple):
 
 @dataclass(slots=True)
 class ModuleNode:
-    """A module, or an operator where it has no modules in it."""
+    """A module, or an operator, which has no modules in it."""
 
     name: str
     path: str
-    """Names from the root on, joined by `/`."""
+    """Names from the root to this module, joined by `/`."""
     children: dict[str, ModuleNode] = field(default_factory=dict[str, "ModuleNode"])
     tensors: list[OperatorTensor] = field(default_factory=list[OperatorTensor])
     tensor_count: int = 0
     nonfinite: int = 0
-    """Tensors that were not finite at some time."""
+    """Number of tensors that were not finite at some time."""
     large: int = 0
 
     @property
     def severity(self) -> TensorSeverity:
-        """The worst of its tensors."""
+        """Worst severity of the tensors in the module."""
         if self.nonfinite:
             return TensorSeverity.NONFINITE
         return TensorSeverity.LARGE if self.large else TensorSeverity.NONE
@@ -92,7 +92,8 @@ def make_module_tree(tensors: Iterable[OperatorTensor]) -> ModuleNode:
 
 
 def split_module_path(name: str) -> list[str]:
-    """Return the modules of an operator from the outermost on, and the operator or parameter.
+    """Return the modules that contain an operator, from the outermost one on, and the operator or
+    parameter.
 
     >>> split_module_path("Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
     ['encoder', '0', 'Linear-op0']
@@ -101,7 +102,7 @@ def split_module_path(name: str) -> list[str]:
     """
     *scopes, operator = format_scope_name(name).split("/")
     modules = [part for scope in scopes for part in scope.split(".")]
-    # A parameter has the path of its module in its name.
+    # The name of a parameter contains the path of its module.
     return [*modules, *([operator] if _OPERATOR.search(operator) else operator.split("."))]
 
 

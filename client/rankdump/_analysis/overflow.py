@@ -1,5 +1,5 @@
-"""Search for CANN's overflow records (Opdebug files) below a path, each with the operators of the
-same task. Works offline and never writes; unreadable files are listed as problems. Links are not
+"""Search for CANN's overflow records (Opdebug files) below a path, each with the operators of its
+task. Works offline and never writes; unreadable files are listed as problems. Links are not
 followed.
 """
 
@@ -30,18 +30,18 @@ from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError, UnsupportedError
 
 MAX_FOLDER_DEPTH = 30
-"""Levels of folders below the first, as in msaccucmp."""
+"""Largest number of folder levels below the first one, as in msaccucmp."""
 _MAX_JSON_BYTES = 1 << 20
 _MAX_MAPPING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowHit:
-    """A section of a record, and the files of its operator."""
+    """A section of an overflow record, with the files of its operators."""
 
     section: OverflowSection
     files: tuple[tuple[FileName, str], ...]
-    """Parsed names and names on disk; one task may have several operators."""
+    """Parsed names and names on disk of the files; one task may have several operators."""
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
@@ -51,40 +51,40 @@ class OverflowHit:
 
 @dataclass(frozen=True, slots=True)
 class OverflowRecord:
-    """One record of one file."""
+    """One overflow record in a file."""
 
     path: Path
     slot: int
-    """Number of the output in a bin file."""
+    """Number of the record's output in a bin file."""
     timestamp_us: int | None
-    """Time stamp in the file name."""
+    """Time stamp in the name of the file."""
     content: OpDebugRecord
     hits: tuple[OverflowHit, ...]
-    """The sections with an overflow."""
+    """The sections that report an overflow."""
 
     @property
     def from_json(self) -> bool:
-        """Whether it was read from a JSON file."""
+        """Whether the record was read from a JSON file."""
         return self.path.suffix == ".json"
 
 
 @dataclass(slots=True)
 class OverflowSearch:
-    """Result of a search; `problems` has a sentence for each file that could not be read."""
+    """Result of a search; `problems` contains a sentence for each file that could not be read."""
 
     records: list[OverflowRecord] = field(default_factory=list[OverflowRecord])
     problems: list[str] = field(default_factory=list[str])
     file_count: int = 0
-    """Number of files of any kind in the folders."""
+    """Number of all files in the searched folders."""
 
 
 _DumpFile: TypeAlias = tuple[FileName, str]
-"""A file of a folder: its parsed name, and its name on disk."""
+"""A file in a folder: its parsed name and its name on disk."""
 _FilesByTask: TypeAlias = dict[int, list[_DumpFile]]
 
 
 def search_overflows(path: Path) -> OverflowSearch:
-    """Return the records of a file, or of a folder and the folders below it."""
+    """Return the overflow records of a file, or of a folder and the folders below it."""
     found = OverflowSearch()
     if path.is_dir():
         _search_folder(path, found, 0)
@@ -126,7 +126,7 @@ def _list_folder(folder: Path, found: OverflowSearch) -> tuple[list[_DumpFile], 
 
 
 def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
-    """Return the files of operators by task number."""
+    """Return the files of operators, by task number."""
     found: _FilesByTask = {}
     for name, on_disk in files:
         if not name.is_overflow:
@@ -142,7 +142,7 @@ def _read_long_names(path: Path) -> LongFileNames:
 
 
 def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
-    """Yield the overflow files; a JSON file only where its binary source is missing."""
+    """Yield the overflow files; a JSON file only if its binary source is missing."""
     debug = [(name, on_disk) for name, on_disk in files if name.is_overflow]
     plain = {
         on_disk.removesuffix(PACKED_SUFFIX)
@@ -207,5 +207,5 @@ def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
         (name.context, section.get_field("context_id")),
         (name.thread, section.get_field("thread_id")),
     )
-    # Ids are compared where both are known; 65535 means unknown.
+    # Ids are compared only if both are known; 65535 means unknown.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)

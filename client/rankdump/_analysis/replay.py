@@ -1,10 +1,11 @@
 """Replay of dumped calls: finds their arguments by the places of their tensors in an API dump or in
 the dump.json of msprobe, loads the inputs, computes the results in float64 with torch, and judges
-what was dumped. Needs torch. What a dump names is called only if the table has it.
+the dumped results. Needs torch. A function that a dump names is called only if it is in the table
+of replayed APIs.
 
-A result of type T is rounded once at its end, by at most u |r| for its unit roundoff u, or by the
-smallest normal number where T has none in between. What its computation adds is the error that
-comes with the value in float64.
+A result of type T is rounded once at its end, by at most u |r| for the unit roundoff u of T, or by
+the smallest normal number if T has no smaller ones. The error of the computation before that is
+returned together with the value in float64.
 """
 
 from __future__ import annotations
@@ -47,23 +48,25 @@ class DumpedApiCall:
     rank: int
     iteration: int
     args: Sequence[Any]
-    """Numbers, texts, None, lists of these, entries of tensors, and `UnknownValue`."""
+    """Positional arguments: numbers, texts, None, lists of these, entries of tensors, and
+    `UnknownValue`.
+    """
     kwargs: dict[str, Any]
     results: Sequence[Entry]
-    """By slot."""
+    """Dumped results, by slot."""
     has_no_texts: bool = False
-    """Whether texts, types and None among its arguments are not in the dump."""
+    """Whether the dump lacks the texts, types and None among the arguments."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what the dump does not hold."""
+        """Sentences about what the dump lacks."""
         return (_NO_TEXTS_NOTE,) if self.has_no_texts else ()
 
 
 def find_dumped_calls(dump: Dump, name: str) -> list[DumpedApiCall]:
-    """Return the calls of a name, one for each rank and iteration that the dump selects.
+    """Return the calls with this name, one for each rank and iteration that the dump selects.
 
-    CorruptedError where there is none, or not with its tensors.
+    CorruptedError if there is no such call, or if it lacks tensors.
     """
     entries = [
         entry
@@ -132,7 +135,7 @@ def _fill_slots(value: Any, slots: dict[int, Entry], call: Entry) -> Any:
 
 
 def _join_places(inputs: Sequence[Entry]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call in an API dump from the places of its leaves."""
+    """Return the arguments of a call in an API dump, rebuilt from the places of its leaves."""
     args: dict[int, Any] = {}
     kwargs: dict[str, Any] = {}
     for entry in inputs:
@@ -156,7 +159,7 @@ def _join_places(inputs: Sequence[Entry]) -> tuple[list[Any], dict[str, Any]]:
 def _put_value(
     places: dict[Any, Any], key: str | int, inner: Sequence[str], value: Any, entry: Entry
 ) -> None:
-    """Put a leaf where it belongs; those of one list come in their order."""
+    """Put a leaf at its place in the arguments; the leaves of one list must come in order."""
     if not inner:
         places[key] = value
         return
@@ -175,10 +178,10 @@ _AUTOCAST_NOTE = "its result is narrower than its inputs: taken as computed unde
 
 @dataclass(frozen=True, slots=True)
 class ReplayedOutput:
-    """One result of a call, as it was dumped."""
+    """One dumped result of a call, with the verdict on it."""
 
     place: str
-    """`output.0`"""
+    """Side and slot, such as `output.0`."""
     dtype: str
     shape: tuple[int, ...]
     verdict: ResultVerdict
@@ -186,7 +189,7 @@ class ReplayedOutput:
 
 @dataclass(frozen=True, slots=True)
 class CallReplay:
-    """Replay of one call of a rank in one iteration."""
+    """Result of replaying one call of a rank in one iteration."""
 
     name: str
     rank: int
@@ -196,7 +199,7 @@ class CallReplay:
 
     @property
     def is_within(self) -> bool:
-        """Whether every result is within its rounding."""
+        """Whether every result is within its rounding error."""
         return all(output.verdict.is_within for output in self.outputs)
 
 
@@ -206,15 +209,16 @@ def replay_calls(
     """Yield the replay of a call on each rank and in each iteration that the dump selects.
 
     With `tf32`, operands of float32 products may have been rounded to 11 bits; with
-    `reduced_precision`, partial sums to the type of the result. CorruptedError where the dump lacks
-    the call or a part of it, UnsupportedError for a call that is not replayed.
+    `reduced_precision`, partial sums may have been rounded to the type of the result.
+    CorruptedError if the dump lacks the call or a part of it, UnsupportedError for a call that
+    cannot be replayed.
     """
     for call in find_dumped_calls(dump, name):
         yield _replay_call(call, tf32=tf32, reduced_precision=reduced_precision)
 
 
 def _replay_call(call: DumpedApiCall, *, tf32: bool, reduced_precision: bool) -> CallReplay:
-    # Imported on use: it loads torch.
+    # Imported on use, because it loads torch.
     from rankdump._frameworks.torch.replayed_apis import CAST_APIS, find_replay_rule
 
     rule = find_replay_rule(call.call.api) if call.call.kind in _KINDS else None
@@ -237,7 +241,7 @@ def _replay_call(call: DumpedApiCall, *, tf32: bool, reduced_precision: bool) ->
 
 
 def _find_widest_type(call: DumpedApiCall) -> str:
-    """Return the element type of the inputs with the smallest unit; empty without any."""
+    """Return the element type with the smallest unit among the inputs; empty if there are none."""
     leaves = _iterate_leaves([*call.args, *call.kwargs.values()])
     types = {facts(each).dtype for each in leaves if isinstance(each, Entry)}
     return min(types & FLOAT_FORMATS.keys(), key=lambda each: FLOAT_FORMATS[each].unit, default="")
@@ -246,7 +250,9 @@ def _find_widest_type(call: DumpedApiCall) -> str:
 def _replay_variants(
     call: DumpedApiCall, rule: Any, units: RoundingUnits, judged: Sequence[Entry], where: str
 ) -> CallReplay:
-    """Return the first replay that is within rounding, else that of the call as it is."""
+    """Return the first replay that is within rounding; if there is none, the replay of the call as
+    it is.
+    """
     found: list[CallReplay] = []
     errors: list[CorruptedError] = []
     for variant, note in _list_variants(call):
@@ -266,7 +272,9 @@ def _replay_variants(
 
 
 def _list_variants(call: DumpedApiCall) -> Iterator[tuple[DumpedApiCall, str]]:
-    """Yield a call, and where the dump has no texts also with each other text that it may have."""
+    """Yield a call; if the dump lacks texts, also with each text that a missing
+    argument may have.
+    """
     from rankdump._frameworks.torch.replayed_apis import TEXT_CHOICES
 
     yield call, ""
@@ -280,7 +288,7 @@ _KINDS = ("Functional", "Tensor", "Torch")
 
 
 def _iterate_leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield arguments, and in the place of a list what is in it."""
+    """Yield arguments; in place of a list, yield its elements."""
     for value in values:
         if isinstance(value, list):
             yield from _iterate_leaves(cast("list[Any]", value))
@@ -359,12 +367,12 @@ def _judge_output(entry: Entry, results: Sequence[ReplayedResult], where: str) -
 
 
 class FloatFormat(NamedTuple):
-    """What rounding to an element type does."""
+    """Rounding errors of an element type."""
 
     unit: float
-    """Half of the distance of 1 to the next number."""
+    """Half of the distance from 1 to the next larger number."""
     smallest: float
-    """What a tiny result may be rounded by: results below are 0 on some devices."""
+    """Largest rounding error of tiny results; on some devices, smaller results become 0."""
     largest: float
 
 
@@ -374,22 +382,22 @@ FLOAT_FORMATS: Mapping[str, FloatFormat] = {
     "bfloat16": FloatFormat(2.0**-8, 2.0**-126, 3.3895313892515355e38),
     "float16": FloatFormat(2.0**-11, 2.0**-25, 65504.0),
 }
-"""Types of results that are judged."""
+"""Element types whose results can be judged."""
 _REFERENCE_UNIT = FLOAT_FORMATS["float64"].unit
 _NARROW = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class ResultVerdict:
-    """How far one result is from its value in float64."""
+    """Distance of one dumped result from its value in float64."""
 
     count: int
     beyond: int
-    """Elements that are farther away than their bound."""
+    """Number of elements whose error exceeds their bound."""
     share: float
-    """Largest error over its bound; infinite where one side alone is not finite."""
+    """Largest ratio of an error to its bound; infinite if only one side is not finite."""
     place: tuple[int, ...]
-    """Indices of that element; empty without elements."""
+    """Indexes of the element with that ratio; empty for a result without elements."""
     dumped: float
     exact: float
     bound: float
@@ -401,17 +409,19 @@ class ResultVerdict:
 
 
 def find_inner_unit(dtype: str) -> float:
-    """Return the unit roundoff of sums whose result has that type: float32 for 16 bits."""
+    """Return the unit roundoff of sums whose result has this type; for types of 16 bits, that of
+    float32.
+    """
     return FLOAT_FORMATS["float32" if dtype in _NARROW else dtype].unit
 
 
 def judge_result(
     dumped: npt.NDArray[Any], exact: npt.NDArray[Any], error: npt.NDArray[Any], dtype: str
 ) -> ResultVerdict:
-    """Return the verdict on a result of that type; the three arrays have one shape.
+    """Return the verdict on a result with this type; the three arrays have the same shape.
 
-    `error` is the largest one before the last rounding. The value in float64 has an error too,
-    which is as much smaller as its unit is.
+    `error` is the largest error before the last rounding. The value in float64 has an error as
+    well, which is smaller by the same factor as its unit.
     """
     form = FLOAT_FORMATS[dtype]
     with np.errstate(all="ignore"):
@@ -421,8 +431,8 @@ def judge_result(
         )
         apart = np.abs(np.asarray(dumped, np.float64) - exact)
         same = (np.isnan(dumped) & np.isnan(exact)) | (dumped == exact)
-        # Of what is beyond the largest number, infinity is the right rounding.
-        same |= np.isinf(bound)  # a part of it may be anything
+        # For a value beyond the largest number of the type, infinity is the right rounding.
+        same |= np.isinf(bound)  # a part of the computation may have any value
         overflown = np.isinf(dumped) & (np.sign(dumped) == np.sign(exact))
         same |= overflown & (np.abs(exact) + bound >= form.largest)
         share: npt.NDArray[np.float64] = np.where(same, 0.0, apart / bound)

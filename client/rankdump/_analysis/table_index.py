@@ -1,9 +1,9 @@
-"""Makes the tensor table of a tree that has none, and adds what the tree has gained since. Windows
-of manifests are read and written by several processes; a run that was interrupted goes on with
-the windows that have no file yet. Needs pyarrow.
+"""Creates the tensor table of a tree that has none, and adds rows that the table lacks. Windows of
+manifests are read and written by several processes; after an interruption, the next run continues
+with the windows that have no file yet. Needs pyarrow.
 
-A file whose sources changed is removed before its rows are written again: a reader may find a row
-missing meanwhile, but none twice.
+A file whose sources have changed is removed before its rows are written again, so a reader may miss
+a row in the meantime, but never finds one twice.
 """
 
 from __future__ import annotations
@@ -51,32 +51,34 @@ from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
 from rankdump.errors import CorruptedError, ExhaustedError
 
 _RECORD_BYTES = 280
-"""Usual length of a record in a manifest."""
+"""Usual size in bytes of a record in a manifest."""
 WINDOW_ROWS = 125_000
 WINDOW_BYTES = WINDOW_ROWS * _RECORD_BYTES
-"""Size of the manifests of a window."""
+"""Size in bytes of the manifests in a window."""
 SMALL_FILE_BYTES = 2 << 20
 _MAX_CHECKED_BYTES = 8 << 20
-"""New manifests up to this size are read to see whether they are damaged."""
+"""New manifests with at most this many bytes are read to find out whether they are damaged."""
 MAX_SMALL_FILES = 16
-"""More small files than that are written again as few."""
+"""Number of small files above which they are rewritten as few files."""
 _LOCK_PATIENCE_S = 5.0
-"""An agent holds the lock only while it renames."""
+"""Seconds to wait for the lock; an agent holds it only while it renames files."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLag:
-    """How far a table is behind its tree."""
+    """Difference between a table and its tree."""
 
     missing: int
-    """Manifests, or files, that are new or changed."""
+    """Number of manifests, or files, that are new or changed."""
     removed: int
-    """Those that the table has and the tree no longer."""
+    """Number of manifests, or files, that the table has and the tree does not have any more."""
     damages: tuple[str, ...] = ()
-    """Sentences about manifests that cannot be read, and so not be added."""
+    """Sentences about manifests that cannot be read, and therefore not be added."""
 
     def __str__(self) -> str:
-        """Return what the table lacks and has too much; empty for a table that is up to date."""
+        """Return a text about rows that the table lacks or should not have; empty if it is up to
+        date.
+        """
         parts = {
             "lacks {} new or changed {}": self.missing,
             "has rows of {} removed {}": self.removed,
@@ -93,35 +95,35 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class IndexWindow:
-    """Part of a tree whose rows are in one file."""
+    """Part of a tree whose rows are written to one file."""
 
     sources: tuple[TableSource, ...]
     rank: int | None = None
-    """The rank whose folders are walked; None for all of them."""
+    """The rank whose folders are read; None for all ranks."""
     is_walked: bool = False
-    """Whether files are looked at, because there are no manifests."""
+    """Whether the files themselves are read, because there are no manifests."""
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """What a run has done."""
+    """Result of a run."""
 
     rows: int = 0
-    """Rows of tensors that were written."""
+    """Number of rows of tensors that were written."""
     files: int = 0
     kept_files: int = 0
-    """Files of earlier runs that are still true."""
+    """Number of files of earlier runs that are still valid."""
     problems: list[str] = field(default_factory=list[str])
 
 
 def index_tree(
     root: Path, *, processes: int = 0, on_progress: OnProgress = lambda done, total: None
 ) -> IndexReport:
-    """Write the rows that the table of a tree lacks; returns what was done.
+    """Write the rows that the table of a tree lacks; return a report.
 
-    `on_progress` gets the number of windows that are done, and of all. UnavailableError when
-    another process indexes the tree, CorruptedError when the folder is no dump tree, OSError where
-    the tree cannot be written.
+    `on_progress` is called with the number of windows that are done, and of all windows.
+    UnavailableError when another process indexes the tree, CorruptedError when the folder is no
+    dump tree, OSError if the tree cannot be written.
     """
     windows = find_windows(root)
     if not windows:
@@ -165,12 +167,14 @@ def _find_walked_windows(root: Path) -> list[IndexWindow]:
 
 
 def _make_source(root: Path, path: Path) -> TableSource | None:
-    """Return a file or folder as it is now; None when it was removed since it was listed."""
+    """Return the present size and time of a file or folder; None if it was removed after it was
+    listed.
+    """
     try:
         found = path.stat()
     except OSError:
         return None
-    # `relative_to` takes longer than looking at the file.
+    # Sliced, because `relative_to` takes longer than reading the status of the file.
     name = str(path)[len(make_path_prefix(root)) :]
     return TableSource(name, found.st_size, found.st_mtime_ns)
 
@@ -178,7 +182,9 @@ def _make_source(root: Path, path: Path) -> TableSource | None:
 def _remove_outdated(
     root: Path, windows: Sequence[IndexWindow], report: IndexReport
 ) -> list[IndexWindow]:
-    """Remove files that are damaged, of changed sources, or too small; return what is missing."""
+    """Remove table files that are damaged, outdated or too small; return the windows that are
+    missing.
+    """
     access, problems = LocalTree(root), list[str]()
     current = {source for window in windows for source in window.sources}
     listing = list_table(access, problems, now_s=time.time())
@@ -204,13 +210,15 @@ def _find_missing(windows: Iterable[IndexWindow], files: Iterable[TableFile]) ->
 
 
 def _find_shared(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> list[TableFile]:
-    """Return files with rows of windows that are written: of a walked one, part may be there."""
+    """Return files with rows of the windows to be written; a window without manifests may be there
+    in part.
+    """
     written = {source for window in windows for source in window.sources}
     return [file for file in files if not written.isdisjoint(file.sources)]
 
 
 def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
-    """Return windows of about WINDOW_ROWS rows; one that is walked stays by itself."""
+    """Return windows of about WINDOW_ROWS rows; a window without manifests stays separate."""
     walked = [window for window in windows if window.is_walked]
     sources = [each for window in windows if not window.is_walked for each in window.sources]
     return [*walked, *(IndexWindow(tuple(own)) for own in split_windows(sources))]
@@ -242,7 +250,7 @@ def _write_windows(
             _add_window(report, write_window(root, window))
             on_progress(done, len(windows))
         return
-    # A Python of its own for each other one: threads of Arrow must not be forked.
+    # The other processes are spawned, because threads of Arrow must not be forked.
     with ProcessPoolExecutor(
         count - 1, mp_context=get_context("spawn"), initializer=leave_pandas_out
     ) as pool:
@@ -264,8 +272,8 @@ def _write_windows(
 def _share_windows(
     root: Path, running: Sequence[tuple[Future[tuple[int, list[str]]], IndexWindow]]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield what became of each window; this process writes those that no other has begun, the
-    last ones first: it works while the others start.
+    """Yield the result of each window. This process writes windows that no other process has begun,
+    the last ones first, because the others are still starting.
     """
     for future, window in reversed(running):
         if future.cancel():
@@ -283,7 +291,7 @@ def _add_window(report: IndexReport, written: tuple[int, list[str]]) -> None:
 
 @collector_paused()
 def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
-    """Write the file of a window; return its rows, and the problems on the way."""
+    """Write the file of a window; return its number of rows, and problems that were found."""
     access, problems = LocalTree(root), list[str]()
     sources = window.sources
     if window.is_walked:
@@ -296,7 +304,7 @@ def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
         read = read_manifest_columns(access, paths, problems)
         tensors = make_columns_of_manifests(access, read, problems)
         iterations = make_iteration_table(read.manifests)
-        # What could not be read is tried, and told, again by the next run.
+        # Manifests that could not be read are tried and reported again by the next run.
         sources = tuple(each for each in sources if each.path not in read.unread_paths)
     if sources:
         write_table_file(access, tensors, iterations, sources)
@@ -304,7 +312,7 @@ def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
 
 
 def compare_with_tree(root: Path) -> TableLag:
-    """Return what has happened to a tree since its table was made."""
+    """Return how a tree has changed since its table was written."""
     files = list_table(LocalTree(root), []).files
     known = {source for file in files for source in file.sources}
     windows = find_windows(root)
@@ -318,9 +326,9 @@ def compare_with_tree(root: Path) -> TableLag:
 
 
 def _list_damages(root: Path, absent: Iterable[TableSource]) -> list[str]:
-    """Return sentences about those of new or changed manifests that cannot be read.
+    """Return sentences about new or changed manifests that cannot be read.
 
-    Only where few are new: `index` tells it of many.
+    Only if there are few new ones; if there are many, `index` reports it.
     """
     paths = sorted(root / each.path for each in absent)
     damages: list[str] = []

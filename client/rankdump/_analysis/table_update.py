@@ -1,9 +1,9 @@
-"""Update of the tensor table for manifests that were written, changed or removed: what the agent
-does while its ranks go on. Needs pyarrow.
+"""Update of the tensor table for manifests that were written, changed or removed, as the agent does
+it while its ranks are running. Needs pyarrow.
 
-Every step writes one file, which has the rows of the manifests and those of the files that it
-replaces, or only removes files. So a reader finds every row once, whenever the process is killed,
-and a step that is repeated finds its manifests in the table and does nothing.
+Every step either writes one file, which has the rows of the manifests and those of the files that
+it replaces, or only removes files. So a reader finds every row once, at whatever moment the process
+is killed, and a step that is repeated finds its manifests in the table and does nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ class ChangedManifest(NamedTuple):
 
     @property
     def extent(self) -> TableExtent:
-        """Where its rows may be, or those of manifests that were removed for it."""
+        """Extent that may have rows of the manifest, or of manifests that were removed because of
+        it.
+        """
         ranks = NumberRange(self.rank, self.rank)
-        # The first start of an api dump removes all iterations of an earlier one.
+        # The first attempt of an API dump removes all iterations of an earlier dump.
         if self.path.startswith(f"{make_api_rank_folder(self.rank)}/"):
             return TableExtent(_ANY_ITERATION, ranks)
         return TableExtent(NumberRange(self.iteration, self.iteration), ranks)
@@ -61,19 +63,19 @@ class TableStep(NamedTuple):
     """One change of the table."""
 
     sources: tuple[TableSource, ...]
-    """Manifests whose rows are written; none where files are only removed."""
+    """Manifests whose rows are written; none if files are only removed."""
     replaces: tuple[TableFile, ...] = ()
 
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What an update has done."""
+    """Result of an update."""
 
     rows: int = 0
-    """Rows of tensors that were written, with those of replaced files."""
+    """Number of rows that were written, including those of replaced files."""
     files: int = 0
     problems: list[str] = field(default_factory=list[str])
-    """Damaged manifests, and damaged files of the table."""
+    """Texts about damaged manifests, and about damaged files of the table."""
 
 
 class _TableChangedError(Exception):
@@ -83,10 +85,10 @@ class _TableChangedError(Exception):
 def update_table(
     access: TreeAccess, manifests: Sequence[ChangedManifest], *, now_s: float
 ) -> UpdateReport:
-    """Bring the rows of manifests up to date; `now_s` is the time since the epoch.
+    """Bring the rows of manifests up to date; `now_s` is the time in seconds since the epoch.
 
-    UnavailableError while another process changes the table,
-    OSError where the disk does not take the files, or does not give a manifest.
+    UnavailableError while another process changes the table, OSError if the disk cannot store the
+    files or a manifest cannot be read.
     """
     report = UpdateReport()
     for _ in range(_MAX_TRIES):
@@ -105,10 +107,11 @@ def plan_steps(
     files: Sequence[TableFile],
     small: Sequence[TableFile],
 ) -> list[TableStep]:
-    """Return the steps for manifests by path, each as it is now or None where it was removed.
+    """Return the steps for manifests by path, each with its present state, or None if it was
+    removed.
 
-    `files` are those that may have rows of them. The files `small` are written again as one where
-    they are too many.
+    `files` are the table files that may have rows of the manifests. The files in `small` are
+    rewritten as one file if there are too many.
     """
     added: list[TableSource] = []
     changed: set[str] = set()
@@ -133,7 +136,9 @@ def plan_steps(
 def _group_files(
     files: Sequence[TableFile], changed: Collection[str]
 ) -> list[tuple[TableFile, ...]]:
-    """Return the files with changed manifests; those that have one in common are one group."""
+    """Return the files with changed manifests in groups; files that have a manifest in common are
+    in one group.
+    """
     groups: list[tuple[set[str], list[TableFile]]] = []
     for file in files:
         paths = {each.path for each in file.sources if each.path in changed}
@@ -152,8 +157,9 @@ def _plan_rewrite(
     manifests: Mapping[str, TableSource | None],
     added: Iterable[TableSource] = (),
 ) -> TableStep:
-    """Return the step that writes files again, with their manifests as they are now."""
-    # Earlier versions of `rankdump index` looked at folders of some trees with manifests as well.
+    """Return the step that rewrites files, with the present state of their manifests."""
+    # Earlier versions of `rankdump index` read the folders of some trees although these had
+    # manifests.
     kept = {each.path: each for f in replaced for each in f.sources if each.is_manifest}
     kept |= {path: source for path, source in manifests.items() if path in kept and source}
     removed = {path for path, source in manifests.items() if source is None}
@@ -162,7 +168,7 @@ def _plan_rewrite(
 
 
 def _find_source(access: TreeAccess, path: str) -> TableSource | None:
-    """Return a manifest as it is now; None when it was removed."""
+    """Return the present state of a manifest; None if it was removed."""
     try:
         found = access.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +177,9 @@ def _find_source(access: TreeAccess, path: str) -> TableSource | None:
 
 
 class _UpdateRun:
-    """One attempt: it ends when another process has changed the same part of the table."""
+    """One attempt of an update; it ends if another process has changed the same part of
+    the table.
+    """
 
     def __init__(
         self,
@@ -186,7 +194,9 @@ class _UpdateRun:
         self._listing = list_table(access, report.problems, extents=self._extents, now_s=now_s)
 
     def finish(self) -> None:
-        """Run all steps; _TableChangedError when the files are not those that were seen."""
+        """Run all steps; _TableChangedError if the table's files have changed since the attempt
+        began.
+        """
         current = {each.path: _find_source(self._access, each.path) for each in self._manifests}
         current |= dict.fromkeys(self._list_removed(current))
         for step in plan_steps(current, self._listing.files, self._list_small()):
@@ -205,7 +215,7 @@ class _UpdateRun:
             return frozenset()
 
     def _list_small(self) -> list[TableFile]:
-        """Return the small files of the ranks of these manifests, if they are too many."""
+        """Return the small files of the ranks of these manifests, if there are too many."""
         ranks = [each.rank for each in self._manifests]
         own = NumberRange(min(ranks), max(ranks))
         names = [
@@ -233,8 +243,8 @@ class _UpdateRun:
         )
 
     def _write_rows(self, step: TableStep) -> list[TableFile]:
-        """Write the rows of a step; return the file, none where no manifest can be read."""
-        # A source of a replaced file may have changed since, or be gone.
+        """Write the rows of a step; return the file, none if no manifest can be read."""
+        # A source of a replaced file may have been changed or removed since.
         current = (_find_source(self._access, each.path) for each in step.sources)
         sources = [each for each in current if each is not None]
         problems = self._report.problems
@@ -258,11 +268,14 @@ class _UpdateRun:
         return [file]
 
     def _change_files(self, step: TableStep, rename: Callable[[], None]) -> None:
-        """Rename what was written and remove what it replaces, while nobody else does."""
+        """Rename what was written and remove what it replaces, while no other process changes the
+        table.
+        """
         with lock_table(self._access, patience_s=_LOCK_PATIENCE_S):
             if self._list_names(self._extents) != self._seen:
                 raise _TableChangedError
-            # First: a file whose replacement is replaced would count again.
+            # Removed first, because a file becomes valid again if the file that replaces it is
+            # replaced itself.
             self._access.remove(self._listing.remains)
             rename()
             remove_table_files(self._access, step.replaces)

@@ -1,6 +1,6 @@
-"""Overview of a tree: one sentence that says what to look at first, what the readers know about
-faults, findings, losses and hints, and the figures of its jobs: what became of the tensors of each
-rank, and how much of the timeout of each process group is used.
+"""Overview of a tree: one sentence that says what to examine first, what the readers know about
+faults, findings, losses and hints, and numbers about its jobs: the outcome of each rank's tensors,
+and how much of its timeout each process group has used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from rankdump.errors import CorruptedError, RankdumpError
 
 _T = TypeVar("_T")
 MAX_CARD_PLACES = 4096
-"""Iterations of ranks whose run cards are read for an overview: those of the first iterations."""
+"""Largest number of rank iterations whose run cards are read for an overview; the first iterations
+are used.
+"""
 
 
 class OverviewLevel(str, Enum):
@@ -56,7 +58,7 @@ class OverviewLevel(str, Enum):
     FAULT = "fault"
     WARNING = "warning"
     UNKNOWN = "unknown"
-    """Nothing is known to be wrong, and no statistics say more."""
+    """Nothing is known to be wrong, but there are no statistics."""
     GOOD = "good"
 
 
@@ -72,7 +74,7 @@ class BadTensor(NamedTuple):
 
 
 class OverviewVerdict(NamedTuple):
-    """What to look at first."""
+    """Sentence that says what to examine first, with its urgency."""
 
     level: OverviewLevel
     text: str
@@ -81,7 +83,7 @@ class OverviewVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeOverview:
-    """What the readers know about a tree, without its tensors."""
+    """Knowledge of the readers about a tree, without its tensors."""
 
     jobs: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -89,12 +91,12 @@ class TreeOverview:
     tallies: tuple[RankTally, ...]
     totals: IterationTotals
     problems: tuple[str, ...]
-    """Damage, and iterations whose tensors are not accounted for."""
+    """Sentences about damage, and about iterations whose tensors are not accounted for."""
     missing: tuple[str, ...]
-    """What is not in the tree and why: dropped, incomplete, retired, absent."""
+    """Sentences about what is not in the tree and why: dropped, incomplete, retired, absent."""
     freezes: tuple[FreezeStatus, ...]
     fault: FaultReport | None
-    """Of the latest freeze."""
+    """Fault report of the latest freeze; None if there is none."""
     findings: tuple[Finding, ...]
     hints: tuple[TimeoutHint, ...]
     card_differences: tuple[str, ...]
@@ -102,13 +104,14 @@ class TreeOverview:
 
 
 def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> TreeOverview:
-    """Return the overview of a tree, or of a job or attempt in it; reads balances, and never a
-    tensor.
+    """Return the overview of a tree, or of a job or attempt in it; only balances are read, and no
+    tensors.
 
-    What one reader cannot read becomes a problem, and the others are asked all the same.
+    If a reader cannot read something, that becomes a problem, and the other readers are used all
+    the same.
     """
     tree = _walk_balances(root, job_id, attempt)
-    # A dump of another tool has no balances, so none of its iterations is incomplete.
+    # A dump of another tool has no balances, so none of its iterations counts as incomplete.
     view = StatusView() if tree.tool else _read_status(root, tree, job_id, attempt)
     problems = list(faults(tree))
     freezes, damaged = list_freezes(root, job_id)
@@ -147,7 +150,7 @@ def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> T
 
 
 def _compare_cards(cards: FoundCards) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what differs between ranks, and remarks, as `rankdump card` prints them."""
+    """Return the differences between ranks, and remarks, as `rankdump card` prints them."""
     found = compare_ranks(cards) if cards.cards or cards.problems else ()
     differences = tuple(each.text for each in found if each.is_difference)
     return differences, tuple(each.text for each in found if not each.is_difference)
@@ -175,8 +178,8 @@ def _read_status(root: Path, tree: Tree, job_id: str, attempt: int | None) -> St
 
 
 def _choose_cards(view: StatusView) -> tuple[Callable[[int, int], bool], tuple[str, ...]]:
-    """Return which run cards are read, and a sentence where these are not all: a difference later
-    on follows from those in the first iterations.
+    """Return which run cards are read, and a sentence if these are not all. Reading the first ones
+    is sufficient, because a later difference follows from one in the first iterations.
     """
     places = sorted({(each.iteration, each.rank) for each in view.iterations})
     if len(places) <= MAX_CARD_PLACES:
@@ -206,9 +209,10 @@ def _catch(read: Callable[[], _T], problems: list[str], default: _T) -> _T:
 def make_verdict(
     overview: TreeOverview, bad: Sequence[BadTensor], measured: int
 ) -> OverviewVerdict:
-    """Return the sentence about what to look at first, from the most urgent to the least. Pure.
+    """Return the sentence about what to examine first, from the most urgent to the least. Pure.
 
-    `bad` are tensors that are not finite, the earliest first, of `measured` that have statistics.
+    `bad` contains the tensors that are not finite, the earliest first; `measured` is the number of
+    tensors that have statistics.
     """
     fault = overview.fault
     if overview.problems:
@@ -266,17 +270,19 @@ def _describe_complete(overview: TreeOverview, measured: int) -> str:
 
 
 def find_budget_share(hint: TimeoutHint) -> float:
-    """Return the part of a timeout that is used, or expected to be: the larger one, at most 1."""
+    """Return the share of a timeout that is used, or expected to be used: the larger one, at most
+    1.
+    """
     if hint.limit is None or not hint.limit.limit_us:
         return 0.0
     return min(1.0, max(hint.share, hint.projected_us / hint.limit.limit_us))
 
 
 class RankBalance(NamedTuple):
-    """What became of the tensors of a rank, or of all."""
+    """Outcome of the tensors of one rank, or of all ranks."""
 
     rank: int
-    """-1 for the sum of all."""
+    """Rank; -1 for the sum of all ranks."""
     attempt: int
     state: str
     iterations_complete: int
@@ -312,21 +318,21 @@ def _sum_tallies(rank: int, attempt: int, state: str, tallies: Sequence[RankTall
 
 
 class TimeoutBudget(NamedTuple):
-    """How much of the timeout of a group is used."""
+    """How much of its timeout a process group has used."""
 
     group: str
     level: HintLevel
     share: float
-    """From 0 to 1."""
+    """Used share of the timeout, from 0 to 1."""
     percentage: str
     limit: str
-    """Duration; empty when none is known."""
+    """The timeout as a duration; empty if none is known."""
     reason: str
     settings: tuple[str, ...]
 
 
 def make_budgets(hints: Iterable[TimeoutHint]) -> tuple[TimeoutBudget, ...]:
-    """Return the budgets of hints, in their order."""
+    """Return the timeout budgets of hints, in the order of the hints."""
     return tuple(map(_make_budget, hints))
 
 

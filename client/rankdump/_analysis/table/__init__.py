@@ -1,1 +1,1 @@
-"""Parquet table of the tensors of a tree: its columns, its files and SQL over them."""
+"""Parquet table of the tensors of a tree: its columns, its files, and SQL over them."""

@@ -1,13 +1,13 @@
 """Files of the tensor table of a tree: names, sources and writing. Needs pyarrow.
 
-    .rankdump/table/tensors.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
-    .rankdump/table/iterations.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
+.rankdump/table/tensors.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
+.rankdump/table/iterations.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
 
-A pair is written for a window of iterations, iterations first. The metadata of the pair's tensors
-name its sources: manifests, or files of a tree that has none, with their size and time; and the
-files that it replaces, which count no more from then on, and are removed after it was written. A
-file has its final name only when it is complete; page checksums (Apache Parquet format, `crc` of a
-page) show damage.
+A pair of files is written for a window of iterations, the file of iterations first. The metadata of
+the tensor file name its sources with their size and time: manifests, or the files of a tree that
+has no manifests. They also name the files that this pair replaces: these are not valid from then
+on, and are removed after the pair was written. A file has its final name only when it is complete;
+page checksums (Apache Parquet format, `crc` of a page) show damage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rankdump.errors import CorruptedError, UnavailableError
 
 TABLE_FOLDER = f"{STATE_FOLDER}/table"
 _LOCK_FILE = ".lock"
-"""Locked by who changes which files count."""
+"""Lock file, locked by a process that changes which files are valid."""
 _LOCK_POLL_S = 0.05
 _TENSORS, _ITERATIONS, _SUFFIX = "tensors.", "iterations.", ".parquet"
 _DRAFT_PATTERN = re.compile(r"\.table-.*\.tmp")
@@ -54,51 +54,51 @@ _VERSION_KEY, _SOURCES_KEY = b"rankdump.version", b"rankdump.sources"
 _REPLACES_KEY = b"rankdump.replaces"
 _MAX_SOURCES_BYTES = 64 << 20
 _DRAFT_AGE_S = 3600.0
-"""Age at which a draft is that of a process that was killed."""
+"""Age in seconds at which a draft was left by a process that was killed."""
 
 
 class TableSource(NamedTuple):
-    """A file whose content is in the table, as it was read."""
+    """A file whose content is in the table, with its size and time when it was read."""
 
     path: str
-    """Relative to the root of the tree."""
+    """Path relative to the root of the tree."""
     size: int
     modified_ns: int
 
     @property
     def is_manifest(self) -> bool:
-        """Whether it is a manifest of rankdump."""
+        """Return whether the source is a manifest of rankdump."""
         return f"/{MANIFEST_FOLDER}/" in self.path
 
 
 class NumberRange(NamedTuple):
-    """Whole numbers from the first to the last."""
+    """A range of whole numbers, including its first and last number."""
 
     first: int
     last: int
 
     def overlaps(self, other: NumberRange) -> bool:
-        """Return whether a number is in both."""
+        """Return whether both ranges have a number in common."""
         return self.first <= other.last and other.first <= self.last
 
     def join(self, other: NumberRange) -> NumberRange:
-        """Return the smallest range that has both."""
+        """Return the smallest range that contains both ranges."""
         return NumberRange(min(self.first, other.first), max(self.last, other.last))
 
     def contains(self, other: NumberRange) -> bool:
-        """Return whether all numbers of the other are in this one."""
+        """Return whether all numbers of the other range are in this one."""
         return self.first <= other.first and other.last <= self.last
 
 
 class TableExtent(NamedTuple):
-    """Iterations and ranks of which a file may have rows."""
+    """Ranges of iterations and ranks that a file may have rows of."""
 
     iterations: NumberRange
     ranks: NumberRange
 
     @staticmethod
     def parse(name: str) -> TableExtent | None:
-        """Return what the name of a file says; None for another file."""
+        """Return the extent that the name of a file states; None for the name of another file."""
         found = _NAME_PATTERN.fullmatch(name)
         if found is None:
             return None
@@ -106,11 +106,11 @@ class TableExtent(NamedTuple):
         return TableExtent(NumberRange(first, last), NumberRange(first_rank, last_rank))
 
     def overlaps(self, other: TableExtent) -> bool:
-        """Return whether both may have rows of one rank's iteration."""
+        """Return whether both extents may have rows of the same rank's iteration."""
         return self.iterations.overlaps(other.iterations) and self.ranks.overlaps(other.ranks)
 
     def join(self, other: TableExtent) -> TableExtent:
-        """Return the smallest extent that has both."""
+        """Return the smallest extent that contains both extents."""
         return TableExtent(self.iterations.join(other.iterations), self.ranks.join(other.ranks))
 
 
@@ -119,10 +119,10 @@ class TableFile:
     """One pair of files of the table."""
 
     name: str
-    """Name of the file of tensors."""
+    """Name of the tensor file."""
     sources: frozenset[TableSource] = frozenset()
     replaces: frozenset[str] = frozenset()
-    """Names of files whose rows are in this one."""
+    """Names of the tensor files whose rows this pair contains."""
     size_bytes: int = 0
 
     @property
@@ -132,23 +132,25 @@ class TableFile:
 
     @property
     def is_of_manifests(self) -> bool:
-        """Whether its rows are those of manifests, and no file was looked at beside them."""
+        """Whether the rows come from manifests, without reading any other file."""
         return all(source.is_manifest for source in self.sources)
 
     @property
     def paths(self) -> tuple[str, str]:
-        """Paths of both below the root, tensors first: without them the pair does not count."""
+        """Paths of both files below the root, the tensor file first; if either is missing, the pair
+        is not valid.
+        """
         return f"{TABLE_FOLDER}/{self.name}", f"{TABLE_FOLDER}/{self.iterations_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TableListing:
-    """Files of a table at one time."""
+    """Files of a table at one moment."""
 
     files: list[TableFile]
-    """Those that count, sorted by name."""
+    """Valid files, sorted by name."""
     remains: list[str]
-    """Paths of what killed processes left, to be removed by who holds the lock."""
+    """Paths of files that killed processes left, for removal by the holder of the lock."""
     damaged: list[TableFile]
     """Files that cannot be read."""
 
@@ -160,10 +162,10 @@ def list_table(
     extents: Sequence[TableExtent] | None = None,
     now_s: float = 0.0,
 ) -> TableListing:
-    """Return the files of a table; adds a problem for each damaged one.
+    """Return the files of a table; add a problem for each damaged file.
 
-    With `extents`, only files that may have rows of one of them. Drafts are remains once they are
-    an hour old at `now_s`, since the epoch.
+    With `extents`, only files that may have rows in one of them. Drafts count as remains if they
+    are an hour old at `now_s`, in seconds since the epoch.
     """
     try:
         names = access.listing(TABLE_FOLDER)
@@ -174,7 +176,7 @@ def list_table(
         try:
             found.append(read_table_file(access, name))
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # the file was removed in the meantime
         except (OSError, CorruptedError) as error:
             problems.append(str(error))
             damaged.append(TableFile(name))
@@ -186,7 +188,7 @@ def list_table(
 
 
 def select_names(names: Iterable[str], extents: Sequence[TableExtent] | None = None) -> list[str]:
-    """Return the names of files of tensors that may have rows of one of some extents, sorted."""
+    """Return the names of tensor files that may have rows in one of the extents, sorted."""
     known = {
         name: extent
         for name in sorted(names)
@@ -200,7 +202,9 @@ def select_names(names: Iterable[str], extents: Sequence[TableExtent] | None = N
 
 
 def _list_killed(access: TreeAccess, names: Iterable[str], now_s: float) -> list[str]:
-    """Return the paths of old drafts, and of iterations whose tensors were not written."""
+    """Return the paths of old drafts, and of files of iterations whose tensor file was
+    not written.
+    """
     known = {TableFile(name).iterations_name for name in names if name.startswith(_TENSORS)}
     found: list[str] = []
     for name in names:
@@ -215,7 +219,9 @@ def _list_killed(access: TreeAccess, names: Iterable[str], now_s: float) -> list
 
 
 def read_table_file(access: TreeAccess, name: str) -> TableFile:
-    """Return a file's sources; CorruptedError when it is damaged, or no table of rankdump."""
+    """Return a table file with its sources; CorruptedError when it is damaged, or is not from
+    rankdump.
+    """
     path = f"{access.root}/{TABLE_FOLDER}/{name}"
     try:
         _check_pair(access, TableFile(name))
@@ -241,14 +247,17 @@ def read_table_file(access: TreeAccess, name: str) -> TableFile:
 
 
 def _check_pair(access: TreeAccess, file: TableFile) -> None:
-    """Raise CorruptedError where one of the two is missing, or is no file: a pipe would block."""
+    """Raise a CorruptedError if one of both files is missing, or is not a file; reading a pipe
+    would block.
+    """
     tensors, iterations = file.paths
     problem = ""
     try:
         modes = [access.stat(iterations).st_mode]
     except FileNotFoundError:
         problem, modes = "its file of iterations is missing", []
-    modes.append(access.stat(tensors).st_mode)  # FileNotFoundError: both were removed meanwhile
+    # FileNotFoundError: both files were removed in the meantime
+    modes.append(access.stat(tensors).st_mode)
     if not all(map(stat.S_ISREG, modes)):
         problem = "it, or its file of iterations, is not a regular file"
     if problem:
@@ -261,7 +270,7 @@ def _unpack(metadata: dict[bytes, bytes]) -> list[tuple[str, int, int]]:
 
 
 def list_tensor_files(root: Path) -> list[Path]:
-    """Return the files with rows of tensors that count, sorted by name."""
+    """Return the valid files with rows of tensors, sorted by name."""
     files = list_table(LocalTree(root), []).files
     return [root / TABLE_FOLDER / each.name for each in files]
 
@@ -275,16 +284,16 @@ def write_table_file(
     replaces: Iterable[str] = (),
     guard: Callable[[Callable[[], None]], None] = lambda rename: rename(),
 ) -> TableFile:
-    """Write one pair of files, sorted; OSError where the disk does not take them.
+    """Write one pair of files, sorted; OSError if the disk cannot store them.
 
-    `guard` calls the function that it is given, after which the pair counts and the files that it
-    replaces count no more, or raises to leave everything as it is.
+    `guard` calls the function that it is given, which makes the pair valid in place of the files
+    that it replaces; or it raises an error to leave everything unchanged.
     """
     held, replaced = sorted(sources), sorted(replaces)
     digest = hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
     extent = _find_extent(iterations, tensors)
     for each in filter(None, map(TableExtent.parse, replaced)):
-        # Who looks for files of some iterations must find this one beside those that it replaces.
+        # A search for files of some iterations must find this file beside those that it replaces.
         extent = extent.join(each)
     name = f"{_TENSORS}{_format_extent(extent)}.{digest}{_SUFFIX}"
     packed = base64.b64encode(zlib.compress(json.dumps(held).encode(), 1))
@@ -319,7 +328,7 @@ def _find_extent(*tables: pa.Table) -> TableExtent:
 
 
 def _find_range(tables: Sequence[pa.Table], name: str) -> NumberRange:
-    """Return the range of a column in the first of the tables that has numbers there."""
+    """Return the range of a column in the first of the tables whose column has numbers."""
     for table in tables:
         numbers = table.column(name).drop_null()
         if len(numbers):
@@ -333,7 +342,7 @@ def _format_extent(extent: TableExtent) -> str:
 
 
 def _sort(rows: pa.Table) -> pa.Table:
-    """Return rows by iteration, rank and position; those of constants come last."""
+    """Return rows sorted by iteration, rank and position; rows of constants come last."""
     columns = [
         rows.column(name).fill_null(_LAST).to_numpy().astype(np.int64) for name in SORT_COLUMNS
     ]
@@ -341,12 +350,14 @@ def _sort(rows: pa.Table) -> pa.Table:
 
 
 def take_in_order(rows: pa.Table, order: npt.NDArray[np.int64]) -> pa.Table:
-    """Return rows in an order, which most have already: a copy takes as long as writing them."""
+    """Return rows in the given order. Most already are in order, and copying them would take as
+    long as writing them.
+    """
     return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
 class ColumnPlace(NamedTuple):
-    """Rows of one iteration of a rank."""
+    """The rows that belong to one iteration of one rank."""
 
     rank: int
     iteration: int
@@ -357,7 +368,7 @@ class ColumnPlace(NamedTuple):
 def split_by_place(
     iterations: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]
 ) -> list[ColumnPlace]:
-    """Return where the iteration or the rank of rows changes."""
+    """Return the ranges of consecutive rows that have the same iteration and rank."""
     changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
     starts = [0, *(np.flatnonzero(changes) + 1).tolist()] if len(ranks) else []
     ends = [*starts[1:], len(ranks)]
@@ -368,7 +379,7 @@ def split_by_place(
 
 
 def read_columns(path: Path, names: Sequence[str], *, use_threads: bool = True) -> pa.Table:
-    """Return columns of a file; CorruptedError where it is damaged or was removed."""
+    """Return columns of a file; CorruptedError if the file is damaged or was removed."""
     try:
         return pq.read_table(
             path, columns=[*names], use_threads=use_threads, page_checksum_verification=True
@@ -379,7 +390,9 @@ def read_columns(path: Path, names: Sequence[str], *, use_threads: bool = True) 
 
 @contextmanager
 def lock_table(access: TreeAccess, *, patience_s: float) -> Generator[None]:
-    """Lock the table; UnavailableError when another process holds the lock for that long."""
+    """Lock the table; UnavailableError when another process holds the lock for `patience_s`
+    seconds.
+    """
     deadline_s = time.monotonic() + patience_s
     with ExitStack() as held:
         while True:
@@ -396,14 +409,15 @@ def lock_table(access: TreeAccess, *, patience_s: float) -> Generator[None]:
 
 
 def remove_table_files(access: TreeAccess, files: Iterable[TableFile]) -> None:
-    """Remove pairs; what is removed first of each makes it count no more."""
+    """Remove pairs of files; removing the first file of a pair makes the pair invalid."""
     access.remove(path for file in files for path in file.paths)
 
 
 def _split(rows: pa.Table) -> list[int]:
-    """Return the sizes of row groups: they end with a rank's iteration where that is long enough.
+    """Return the sizes of row groups; if a rank's iteration has enough rows, a row group ends with
+    it.
 
-    Then the group of one iteration of a rank has no other rows to be read.
+    Reading one iteration of a rank then reads no rows of others.
     """
     if not len(rows):
         return [0]

@@ -1,6 +1,6 @@
-"""SQL over the tensor table with DuckDB: `pip install 'rankdump[table]'`. Only SELECT is run, and a
-statement reaches nothing but the views that it is given: no other file, no network, no settings
-(DuckDB documentation, "Securing DuckDB").
+"""SQL over the tensor table with DuckDB: `pip install 'rankdump[table]'`. Only SELECT statements
+are run, and a statement can access only the views that it is given: no other file, no network, no
+settings (DuckDB documentation, "Securing DuckDB").
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class QueryLimits:
     timeout_s: float = 60.0
     memory_bytes: int = 1 << 30
     threads: int = 0
-    """0 for one a core."""
+    """Number of threads; 0 for one thread on each core."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableViews:
-    """What the statements may name: Parquet files, and tables that are made when they are named."""
+    """Views that statements may name: Parquet files, and tables that are made when a statement
+    names them.
+    """
 
     files: Mapping[str, Sequence[Path]]
     made: Mapping[str, Callable[[], pa.Table]]
@@ -58,9 +60,10 @@ def run_query(sql: str, views: TableViews, limits: QueryLimits | None = None) ->
 
 
 class OpenTable:
-    """Connection over views that is kept for many statements with values, one at a time.
+    """Connection that is kept for many statements with parameters over the same views, one at a
+    time.
 
-    A view that is made is made once. QueryError where a file of the views cannot be read.
+    A view that has to be made is made once. QueryError if a file of the views cannot be read.
     """
 
     def __init__(self, views: TableViews, limits: QueryLimits) -> None:
@@ -68,7 +71,8 @@ class OpenTable:
         self._lock = threading.Lock()
         self._connection = duckdb.connect(":memory:")
         try:
-            # Footers are read once: they take longer than most statements.
+            # Footers of files are read only once, because reading them takes longer than most
+            # statements.
             self._connection.execute("SET parquet_metadata_cache = true")
             _add_views(self._connection, " ".join(views.made), views)
             _restrict(self._connection, views, limits)
@@ -77,13 +81,15 @@ class OpenTable:
             raise
 
     def run(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
-        """Return the rows of a statement whose `?` are the values; raises as `run_query`."""
+        """Return the rows of a statement whose `?` are replaced by the values; raises as
+        `run_query`.
+        """
         with self._lock:
             statement = _parse_select(self._connection, sql)
             return _run_statement(self._connection, statement, values, self._views, self._limits)
 
     def close(self) -> None:
-        """Close the connection, after the statement that runs."""
+        """Close the connection, after the statement that is running."""
         with self._lock:
             self._connection.close()
 
@@ -130,7 +136,7 @@ def _add_views(connection: duckdb.DuckDBPyConnection, sql: str, views: TableView
         except duckdb.Error as error:
             raise QueryError(f"view {name}: {_get_first_line(error)}") from None
     for name, make in views.made.items():
-        # Some take a walk of the whole tree.
+        # Made only if the statement names it, because some views need the whole tree to be read.
         if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
             connection.register(name, make())
 

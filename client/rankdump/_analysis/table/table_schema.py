@@ -2,7 +2,7 @@
 iteration of a rank. Needs pyarrow: `pip install 'rankdump[table]'`.
 
 Rows are sorted by iteration, rank and position, so that the statistics of a row group (Apache
-Parquet format, `Statistics` of a column chunk) show which groups a question concerns.
+Parquet format, `Statistics` of a column chunk) show which groups a query has to read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pyarrow as pa
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 
 TABLE_VERSION = 1
-"""Changes when a column changes its meaning; new columns leave it as it is."""
+"""Version of the table, raised when a column changes its meaning; new columns do not raise it."""
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 STATISTIC_COLUMNS = {item: item.replace(" ", "_") for item in STATISTIC_TITLES if item != MD5_ITEM}
-"""Column of each item of `statistic_category`; NULL where it was not recorded."""
+"""Column for each item of `statistic_category`; NULL if the item was not recorded."""
 _COUNT_ITEMS = frozenset(item for item in STATISTIC_TITLES if item.endswith("count"))
 
 
@@ -34,7 +34,8 @@ TENSOR_SCHEMA = pa.schema(
         pa.field("iteration", pa.int64()),  # NULL for a constant of a graph
         pa.field("microbatch", pa.int32()),
         pa.field("phase", _WORDS),
-        pa.field("position", pa.int32()),  # within the rank's iteration, in execution order
+        # position within the rank's iteration, in execution order
+        pa.field("position", pa.int32()),
         pa.field("name", _WORDS),
         pa.field("op_type", _WORDS),
         pa.field("side", _WORDS),
@@ -43,18 +44,19 @@ TENSOR_SCHEMA = pa.schema(
         pa.field("dtype", _WORDS),
         pa.field("shape", pa.list_(pa.int64())),
         pa.field("layout", _WORDS),
-        pa.field("bytes", pa.int64()),  # of the elements in the framework
-        pa.field("stored_bytes", pa.int64()),  # on disk; 0 for a link or a row of statistics
+        pa.field("bytes", pa.int64()),  # bytes of the elements in the framework
+        pa.field("stored_bytes", pa.int64()),  # bytes on disk; 0 for a link or a row of statistics
         pa.field("digest", pa.string()),
         *_statistic_fields(),
         pa.field("md5", pa.string()),
-        pa.field("fingerprint", pa.uint64()),  # adds up over shards, modulo 2**64
-        # 64 elements. Not of fixed size: see decision 142.
+        pa.field("fingerprint", pa.uint64()),  # digest, which adds up over shards modulo 2**64
+        # 64 elements; not a list of fixed size, see decision 142.
         pa.field("sketch", pa.list_(pa.float32())),
-        pa.field("path", pa.string()),  # below the root; empty for a row of statistics
+        pa.field("path", pa.string()),  # path below the root; empty for a row of statistics
         pa.field("member", _WORDS),
         pa.field("timestamp_us", pa.int64()),
-        pa.field("same_as", pa.string()),  # file in the baseline that has it; NULL for any other
+        # file in the baseline; NULL if the baseline does not have the tensor
+        pa.field("same_as", pa.string()),
     ]
 )
 ITERATION_SCHEMA = pa.schema(
@@ -74,7 +76,7 @@ ITERATION_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),
         pa.field("stored_bytes", pa.int64()),
         pa.field("stall_us", pa.int64()),
-        pa.field("same_as_baseline", pa.int64()),  # of those that are linked
+        pa.field("same_as_baseline", pa.int64()),  # how many of the linked tensors
         pa.field("host", _WORDS),
     ]
 )
@@ -83,4 +85,4 @@ NONFINITE = (
     "coalesce(nan_count > 0 OR negative_inf_count > 0 OR positive_inf_count > 0, false)"
     " OR coalesce(NOT isfinite(max) OR NOT isfinite(min) OR NOT isfinite(l2norm), false)"
 )
-"""Condition of SQL: a statistic shows an element that is not finite."""
+"""SQL condition: a statistic shows that an element is not finite."""

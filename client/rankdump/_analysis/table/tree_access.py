@@ -1,6 +1,6 @@
-"""Access to the files of a tree for those who read its manifests and write its table. A person's
-command uses paths; the agent, whose tree may belong to somebody else, brings an access of its own
-that follows no link.
+"""Access to the files of a tree for code that reads its manifests and writes its table. A command
+that a person runs uses paths; the agent, whose tree may belong to another user, passes its own
+access, which follows no links.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import BinaryIO, Protocol
 
 
 class TreeAccess(Protocol):
-    """The files below the root of a tree; paths and folders are relative to it, with `/`.
+    """The files below the root of a tree; paths and folders are relative to the root, with `/`.
 
-    Every method raises OSError: FileNotFoundError for what does not exist.
+    Every method raises OSError; FileNotFoundError if the path does not exist.
     """
 
     root: Path
@@ -35,11 +35,11 @@ class TreeAccess(Protocol):
         ...
 
     def listing(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, each with whether it is a folder; a link is not."""
+        """Return the names in a folder, and for each whether it is a folder; a link is not."""
         ...
 
     def read_link(self, folder: str, name: str) -> str:
-        """Return the text of a link, which is not followed."""
+        """Return the target text of a link, which is not followed."""
         ...
 
     def write(
@@ -51,24 +51,26 @@ class TreeAccess(Protocol):
         mark: str,
         guard: Callable[[Callable[[], None]], None],
     ) -> object:
-        """Make or replace a file by one that `fill` writes to a descriptor.
+        """Create or replace a file by one that `fill` writes to a descriptor.
 
-        It is named `.{mark}.tmp` until `guard` calls the function that it is given, which renames
-        it; it is removed when `guard` raises. Missing folders are made.
+        The file is named `.{mark}.tmp` until `guard` calls the function that it is given, which
+        renames it. If `guard` raises an error, the file is removed. Missing folders are created.
         """
         ...
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files; those that do not exist are skipped."""
+        """Remove files; files that do not exist are skipped."""
         ...
 
     def lock(self, folder: str, name: str) -> AbstractContextManager[None]:
-        """Lock a file for one process at a time; BlockingIOError when another holds it."""
+        """Lock a file for one process at a time; BlockingIOError when another process holds the
+        lock.
+        """
         ...
 
 
 class LocalTree:
-    """Access by paths, with the rights of the person who runs the program."""
+    """Access by paths, with the permissions of the person who runs the program."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -86,12 +88,12 @@ class LocalTree:
         return (self.root / folder / name).open("rb")
 
     def listing(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, each with whether it is a folder; a link is not."""
+        """Return the names in a folder, and for each whether it is a folder; a link is not."""
         with os.scandir(self.root / folder) as found:
             return {each.name: each.is_dir(follow_symlinks=False) for each in found}
 
     def read_link(self, folder: str, name: str) -> str:
-        """Return the text of a link, which is not followed."""
+        """Return the target text of a link, which is not followed."""
         return os.readlink(self.root / folder / name)  # noqa: PTH115 - a text, not a path
 
     def write(
@@ -103,7 +105,7 @@ class LocalTree:
         mark: str,
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Make or replace a file by one that `fill` writes to a descriptor."""
+        """Create or replace a file by one that `fill` writes to a descriptor."""
         place = self.root / folder
         place.mkdir(parents=True, exist_ok=True)
         draft = place / f".{mark}.tmp"
@@ -116,14 +118,16 @@ class LocalTree:
             draft.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files; those that do not exist are skipped."""
+        """Remove files; files that do not exist are skipped."""
         for path in paths:
             with suppress(FileNotFoundError):
                 (self.root / path).unlink()
 
     @contextmanager
     def lock(self, folder: str, name: str) -> Generator[None]:
-        """Lock a file for one process at a time; BlockingIOError when another holds it."""
+        """Lock a file for one process at a time; BlockingIOError when another process holds the
+        lock.
+        """
         place = self.root / folder
         place.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -142,9 +146,9 @@ _UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK)
 
 
 def lock_descriptor(descriptor: int) -> None:
-    """Lock an open file until it is closed; BlockingIOError when another process holds it.
+    """Lock an open file until it is closed; BlockingIOError when another process holds the lock.
 
-    On a file system without locks nothing is locked.
+    On a file system without locks, nothing is locked.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
