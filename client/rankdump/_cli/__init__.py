@@ -1,3 +1,3 @@
-"""The `rankdump` command. Only the edge: parses options, asks daemons or reads trees, and
+"""The `rankdump` command. This package only parses options, calls daemons or readers of trees, and
 prints.
 """

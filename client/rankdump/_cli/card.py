@@ -1,4 +1,4 @@
-"""Command `rankdump card`: run cards of a tree, what differs between ranks first."""
+"""Command `rankdump card`: run cards of a tree, with differences between ranks first."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def _format_findings(found: FoundCards, findings: Sequence[CardFinding]) -> Iter
 
 
 def _format_facts(cards: Sequence[RankCard]) -> Iterator[str]:
-    """Yield the lines about the processes, once for ranks that have the same."""
-    # From the first card of each rank: the rest is in the table.
+    """Yield lines about the processes, one block for all ranks with the same facts."""
+    # Facts are taken from the first card of each rank; everything else is in the table.
     first = {each.rank: each.card for each in reversed(cards)}
     facts: dict[str, tuple[RunCard, list[int]]] = {}
     for rank in dict.fromkeys(each.rank for each in cards):
@@ -177,7 +177,7 @@ def _format_row(each: RankCard) -> list[str]:
 
 
 def _shorten_digests(digests: Mapping[str, str], prefix: str) -> str:
-    """Return a few digits that are the same for the same digests."""
+    """Return a few digits of a digest over these digests; equal digests give equal digits."""
     own = sorted(item for item in digests.items() if item[0].startswith(prefix))
     if not own:
         return _NO_VALUE

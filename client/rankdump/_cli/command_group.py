@@ -1,5 +1,5 @@
-"""Group of all commands. Turns an error into one line on stderr and an exit code, and imports the
-module of a command when that command is used.
+"""Group of all commands. It turns an error into one line on stderr and an exit code, and imports
+the module of a command when that command is used.
 """
 
 from __future__ import annotations
@@ -47,19 +47,23 @@ COMMAND_NAMES = (
     "unpin",
     "web",
 )
-"""Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
+"""Names of all commands; each is also the name of a module in this package, unless
+`_MODULE_OF_COMMAND` names another.
+"""
 _MODULE_OF_COMMAND = {"freeze": "control", "pin": "control", "unpin": "control"}
 
 
 class _LazyCommandGroup(click.Group):
-    """Group that imports a command on use: importing all takes some tenths of a second."""
+    """Group that imports a command on use, because importing all commands takes some tenths of a
+    second.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, as the help lists them."""
+        """Return the names of all commands, in the order of the help."""
         return list(COMMAND_NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name; None when there is no such command."""
+        """Return the command with this name; None when there is no such command."""
         if cmd_name not in COMMAND_NAMES:
             return None
         name = cmd_name.replace("-", "_")
@@ -68,11 +72,14 @@ class _LazyCommandGroup(click.Group):
 
 
 def add_version_option(program: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator that adds `--version`: the release, and the kernels of this process."""
+    """Return a decorator that adds the option `--version`, which prints the release, and the
+    kernels that this process uses.
+    """
 
     def print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
-            # Loading the kernels takes longer than all else, where they are numpy's.
+            # Imported on use: if the kernels are those in numpy, loading them takes longer than
+            # everything else.
             from rankdump._kernels.kernel_functions import KERNELS
 
             click.echo(f"{program}, version {__version__}")
@@ -107,7 +114,8 @@ def rankdump(context: click.Context) -> int:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are one line on stderr."""
     try:
-        # Not rankdump.main(): it has its own exit codes and texts for the errors caught below.
+        # `rankdump.main()` is not used, because it has its own exit codes and texts for the errors
+        # that are caught below.
         with rankdump.make_context("rankdump", list(arguments)) as context:
             code = rankdump.invoke(context)
         sys.stdout.flush()
@@ -117,7 +125,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _discard_output()  # the reader closed the pipe
+        _discard_output()  # the reader of the output closed the pipe
         return EXIT_OK
     except OSError as error:
         fault = _find_output_fault(error)
@@ -133,16 +141,17 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Let the interpreter, which flushes at its end, not write what is left."""
+    """Discard the remaining output, which the interpreter would try to write at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _find_output_fault(error: OSError) -> str:
-    """Return why standard output takes nothing; empty where the error is about something else."""
+    """Return why writing to standard output fails; empty if the error has another cause."""
     if isinstance(error, io.UnsupportedOperation):
         return "" if sys.stdout.writable() else "standard output is closed"
     try:
-        # What could not be written is tried again; a stream without a buffer has nothing of it.
+        # This tries to write the remaining output again; a stream without a buffer has nothing
+        # left.
         sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError as again:
@@ -158,7 +167,7 @@ def _exit_code_of(error: Exception) -> int:
 
 @contextmanager
 def explain_missing_modules(extra: str) -> Generator[None, None, None]:
-    """Turn a module that is absent, or that cannot be imported, into a line that says so."""
+    """Turn a module that is missing, or that cannot be imported, into one line that says what to do."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Command `rankdump config`: the plan of a configuration file of any dialect."""
+"""Command `rankdump config`: shows the plan that a configuration file of any dialect describes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(file: Path, as_json: bool) -> int:
     width = max(map(len, facts)) + 2
     print_lines(f"{name + ':':<{width}}{value}" for name, value in facts.items())
     fault = find_tree_fault(plan)
-    # No error: the job may run on a host where it can.
+    # This is no error, because the job may run on a host where the tree can be written.
     notes = [*plan.warnings, *([f"on this host the {fault}"] if fault else [])]
     print_lines(f"warning: {text}" for text in notes)
     return 0
@@ -91,7 +91,7 @@ def try_tree(plan: DumpPlan) -> str:
             return ""
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return ""  # a daemon waits for space
+            return ""  # a daemon waits until there is space
         return f"tree {root} cannot be written: {folder}: {error.strerror}"
 
 
@@ -111,7 +111,7 @@ def _find_folder_fault(folder: Path) -> str:
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:
-    """Return the description of a plan, as text by the name of each line."""
+    """Return the description of a plan: the text of each line by its name."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
     devices, full = selection.devices, delivery.on_full
     if full == "block":

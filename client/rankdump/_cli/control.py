@@ -1,6 +1,6 @@
-"""Commands that ask daemons to do something: `rankdump control` changes what a running job dumps or
-freezes its black boxes, `freeze` freezes those of a job by its agent, and `pin` and `unpin` protect
-the dump of a job from removal by age or size.
+"""Commands that send requests to daemons: `rankdump control` changes what a running job dumps or
+freezes its black boxes on all hosts, `freeze` freezes those on one host through its agent, and
+`pin` and `unpin` start and end the protection of a job's dump from removal by age or size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def control(
     if tree and coordinator:
         raise click.UsageError("--tree and --coordinator cannot be combined")
     address = _find_coordinator(tree, job_id) if tree else resolve_coordinator_address(coordinator)
-    # Imported on use: loading gRPC takes longer than reporting a wrong argument.
+    # Imported on use, because loading gRPC takes longer than reporting a wrong argument.
     from rankdump.control import carry_out
 
     result = carry_out(

@@ -1,5 +1,5 @@
-"""Command `rankdump convert`: conversion of CANN's bin files to npy files, in the tensor format of
-the request.
+"""Command `rankdump convert`: converts CANN's bin files to npy files in the requested tensor
+format.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def _parse_shape(
 )
 @click.option("-v", type=click.Choice(["1", "2"]), expose_value=False, hidden=True)
 @click.option(
-    "--recursive", is_flag=True, help="Convert the folders below as well; the output has the same."
+    "--recursive",
+    is_flag=True,
+    help="Convert files in folders below as well, into folders of the same names.",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Maximum number of processes; default: all cores."
@@ -163,9 +165,10 @@ def convert(
 def _choose_folder(
     out: Path | None, short: str | None, output_tensor: int | None
 ) -> tuple[Path, int | None]:
-    """Return the output folder and the number of the output: `-o` may be either.
+    """Return the output folder and the number of the output; `-o` may mean either of them.
 
-    With `-out`, `-o` is the number of an output, as in msaccucmp; else it is the folder.
+    Together with `-out`, `-o` is the number of an output, as in msaccucmp; without, it is the
+    folder.
     """
     if out is not None and short is not None:
         if output_tensor is not None or not short.isdecimal():

@@ -1,6 +1,6 @@
-"""Calls from commands to an agent or a coordinator: one function for each call, which converts
-messages to values and failures to errors. Imports gRPC, so commands that also work without a
-daemon import this module on use.
+"""Calls from commands to an agent or a coordinator. Each call has a function, which converts
+messages to values and failures to errors. Imports gRPC, so commands that also work without a daemon
+import this module on use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankdump._wire.channel import explain_failure, open_channel
 from rankdump.errors import RejectedError, UnavailableError, UnsupportedError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
-# A status of a thousand ranks is larger than gRPC's usual 4 MiB.
+# The status of a thousand ranks is larger than gRPC's default limit of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
 
 
@@ -33,7 +33,7 @@ def fetch_agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
 
 
 def fetch_job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0) -> StatusView:
-    """Return the coordinator's status of a job, or of all jobs without an id."""
+    """Return the coordinator's status of a job; without an id, of all jobs."""
     request = coordinator_pb2.CoordinatorStatusRequest(job_id=job_id)
     with _open_channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -41,7 +41,9 @@ def fetch_job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0)
 
 
 def drain_agent(address: str, *, timeout_s: float) -> int:
-    """Wait until the tree has everything the agent received; return the number of records left."""
+    """Wait until everything that the agent has received is in the tree; return the number of
+    records that are not.
+    """
     request = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=int(timeout_s * 1000)))
     with _open_channel(address, "agent") as channel:
         response = agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s + 5)
@@ -57,14 +59,14 @@ def set_job_pin(address: str, job_id: str, *, pinned: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FrozenTrees:
-    """Answer of an agent that froze the black box of a job."""
+    """Answer of an agent that has frozen the black box of a job."""
 
     trees: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def freeze_job(address: str, job_id: str, reason: str, *, timeout_s: float = 180.0) -> FrozenTrees:
-    """Freeze the black box of a job, and wait for its tree; without an id, of the only job."""
+    """Freeze the black box of a job and wait for its tree; without an id, of the only job."""
     freeze = agent_pb2.Freeze(job_id=job_id, text=reason)
     with _open_channel(address, "agent") as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
@@ -103,7 +105,7 @@ def _fetch_order_pages(
 def fetch_timeout_hints(
     address: str, *, job_id: str = "", timeout_s: float = 10.0
 ) -> tuple[TimeoutHint, ...]:
-    """Return the timeout hints of the groups of a job, or of all jobs without an id."""
+    """Return the timeout hints of the groups of a job; without an id, of all jobs."""
     request = coordinator_pb2.HintsRequest(job_id=job_id)
     with _open_channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)

@@ -1,5 +1,5 @@
-"""Command `rankdump diff`: comparison of two dumps, with the point of divergence first. Defines
-only the options; `diff_report` does the work and is imported on use.
+"""Command `rankdump diff`: compares two dumps and shows first where they diverge. This module only
+defines the options; `diff_report` does the work and is imported on use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 def parse_tolerance_options(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, float | str]:
-    """Return errors, or `rounding`, by patterns; BadParameter for text that is not allowed."""
+    """Return errors, or `rounding`, by patterns of names; BadParameter for text that is not
+    allowed.
+    """
     try:
         return parse_tolerances(texts)
     except ValueError as error:
@@ -65,7 +67,7 @@ def parse_tolerance_options(
     callback=parse_tolerance_options,
     help="Largest normal error of operators whose name matches a glob: root mean square of the "
     "difference, relative to B, such as '*norm*=1e-3', or 'rounding' for the error that rounding "
-    "explains. The last that matches holds. Repeatable.",
+    "explains. If several patterns match, the last one applies. Repeatable.",
 )
 @click.option(
     "--noise",
@@ -146,7 +148,8 @@ def diff(
     NaN or infinity on one side; shape, other shapes; unmatched, no counterpart; unreadable, damaged
     or missing; unknown, nothing that can be compared, or a difference that says nothing.
     """
-    # Imported on use: `rankdump --help` imports this module and need not load the comparison.
+    # Imported on use, because `rankdump --help` imports this module and does not need the
+    # comparison.
     from rankdump._cli import diff_report
 
     if page is not None:

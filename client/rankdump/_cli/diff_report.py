@@ -1,5 +1,5 @@
-"""Work of `rankdump diff`: the parts of trees that its paths name, the comparison, its output and
-its files. Imported on use, because importing a comparison takes longer than printing the help.
+"""Work of `rankdump diff`: finding the parts of trees that paths name, the comparison, its output
+and its files. Imported on use, because importing a comparison takes longer than printing the help.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _DEFAULT_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class TreePart:
-    """A tree, and the part of it that a path names."""
+    """A tree, with the part of it that a path names."""
 
     root: Path
     rank: int | None = None
@@ -62,7 +62,9 @@ class TreePart:
 
 
 def find_tree_part(path: Path) -> TreePart:
-    """Return the part that a path names; what is neither a rank nor an iteration is a tree."""
+    """Return the part that a path names; a path that is neither a rank nor an iteration names a
+    tree.
+    """
     full = path.absolute()
     if full.is_file():
         return TreePart(path)
@@ -75,7 +77,7 @@ def find_tree_part(path: Path) -> TreePart:
         if folder is not None and RANK_FOLDER_PATTERN.fullmatch(above.name):
             if folder.iteration is not None:
                 return TreePart(above.parent, folder.rank, folder.graph, folder.iteration)
-            # A folder of a net or graph has only a part of each iteration.
+            # The folder of a net or graph contains only a part of each iteration.
             return TreePart(above.parent, folder.rank) if full == above else TreePart(path)
     return TreePart(path)
 
@@ -94,9 +96,9 @@ def format_report_totals(report: ComparisonReport) -> list[str]:
 def format_rows(
     rows: Sequence[ComparisonRow], report: ComparisonReport, *, width: int
 ) -> list[str]:
-    """Return rows as a table, with rank and iteration where several were compared.
+    """Return rows as a table, with rank and iteration if several were compared.
 
-    Rows of calls that may be the origin have a mark.
+    Rows of calls that may be the origin are marked.
     """
     suspects = collect_suspect_keys(report)
     marked = any(make_call_key(row) in suspects for row in rows)
@@ -229,7 +231,7 @@ def compare_paths(a: Path, b: Path, arguments: Mapping[str, Any]) -> ComparisonR
 
 
 def _open_dumps(places: Sequence[TreePart], arguments: dict[str, Any]) -> list[Dump]:
-    """Open the trees, each once; removes from `arguments` the options that are applied here."""
+    """Open the trees, each once; the options that are applied here are removed from `arguments`."""
     opened = {place.root: reader.open(place.root) for place in places}
     glob, pattern, job_id = (arguments.pop(name) for name in ("op", "op_regex", "job_id"))
     arguments["operator"] = glob or pattern
@@ -244,7 +246,7 @@ def _open_dumps(places: Sequence[TreePart], arguments: dict[str, Any]) -> list[D
 def _choose_number(
     name: str, side: str, of_path: int | None, arguments: Mapping[str, Any]
 ) -> int | None:
-    """Return the rank or iteration of a side; UsageError where a path contradicts an option."""
+    """Return the rank or iteration of a side; UsageError if a path contradicts an option."""
     given: int | None = arguments[f"{name}_{side}"]
     common: int | IterationSelection | None = arguments[name]
     if of_path is None:
@@ -258,7 +260,7 @@ def _choose_number(
 
 
 def check_html_page(page: Path) -> None:
-    """Raise UsageError, before the comparison, when the page could not be written after it."""
+    """Raise a UsageError before the comparison if the page could not be written after it."""
     try:
         import rankdump._analysis.compare.html_page  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -275,7 +277,9 @@ def print_report_json(report: ComparisonReport) -> None:
 
 
 def print_report(report: ComparisonReport, *, everything: bool, limit: int | None) -> None:
-    """Print a report: origins, kinds, counts, the selected rows, then remarks and notes."""
+    """Print a report: origins, kinds of tensors, counts, the selected rows, then
+    remarks and notes.
+    """
     most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
     rows = select_excerpt(report, most, everything=everything)
     kinds = format_kinds(report.rows, format_scope_name)
@@ -301,7 +305,7 @@ def print_report(report: ComparisonReport, *, everything: bool, limit: int | Non
 def write_report_files(
     report: ComparisonReport, tables: Path | None, page: Path | None
 ) -> list[str]:
-    """Write the tables and the page that were requested; return a sentence for each kind."""
+    """Write the requested tables and the page; return one sentence for each kind of file."""
     sentences: list[str] = []
     if tables is not None:
         steps = build_api_tables(report).items()

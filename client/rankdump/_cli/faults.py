@@ -1,4 +1,6 @@
-"""Command `rankdump faults`: what a black box has about a fault, from a frozen tree."""
+"""Command `rankdump faults`: reports what the black box recorded about a fault, from a
+frozen tree.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Command `rankdump find-source`: operators that came from a line of the script, with the files of
-their tensors.
+"""Command `rankdump find-source`: shows the operators that a line of the script created, with the
+files of their tensors.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_source(
 
 
 def _find_tensors(tree: Tree, query: Query, names: OperatorNames) -> Iterator[Entry | Figures]:
-    """Yield the selected tensors of which operators of those names may be."""
+    """Yield the selected tensors whose operator may have one of these names."""
     return iterate_named(tree, query.keeps, queries=[query.places], keeps_name=names.may_be)
 
 
@@ -107,7 +107,7 @@ def _print_origins(
         for same in by_name.values():
             _print_operator(same, limit)
     if names:
-        # The operator may have files of another iteration, side or job.
+        # The operator may have files in another iteration, on another side or in another job.
         narrowed = query.iterations is not None or query.side is not None or job_id
         which = "a matching file" if narrowed else "a file"
         listed = list_first(names, _MAX_NAMES_SHOWN)

@@ -1,5 +1,5 @@
-"""Command `rankdump forecast`: bytes, files, time and disk space that a plan will need; also for
-`rankdump run --require-fit`.
+"""Command `rankdump forecast`: estimates bytes, files, time and disk space that a plan will need;
+`rankdump run --require-fit` uses it, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
 
 
 def summarize_forecast(found: DumpForecast) -> str:
-    """Return one sentence: the need, the usable space and the number of iterations that fit."""
+    """Return one sentence about the need, the usable space and the number of iterations
+    that fit.
+    """
     needed = f"{format_bytes(found.disk_bytes)} in {format_count(found.files, 'file')} are needed"
     if found.iterations is None:
         needed += " for each iteration"
@@ -95,7 +97,7 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="Configuration that selects the iterations; default: the need of each iteration.",
+    help="Configuration that selects the iterations; without it, the need per iteration is shown.",
 )
 @click.option(
     "--iterations", type=click.IntRange(min=0), help="Number of iterations, in place of --config."

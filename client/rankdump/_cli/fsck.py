@@ -1,5 +1,5 @@
-"""Command `rankdump fsck`: check of every byte of a tree, its repair, and the rebuild of an agent's
-ledger from it.
+"""Command `rankdump fsck`: checks every byte of a tree, repairs it, and rebuilds an agent's ledger
+from it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fsck(
         print_json({"tree": str(tree), "clean": clean} | make_plain(report), indent=None)
     else:
         print_lines(_format_report(tree, report))
-    # --repair succeeds when no damage is left, even if not everything could be checked.
+    # `--repair` succeeds when no damage is left, even if not everything could be checked.
     code = 1 if report.damages or not (report.is_verifiable or repair) else 0
     if rebuild and state_dir is not None:
         return max(code, _rebuild_ledger(tree, state_dir))
@@ -108,5 +108,6 @@ def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
     """Run `rankdumpd rebuild`, which writes the ledger; return its exit code."""
     command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
     command += ["--state-dir", str(state_dir.absolute())]
-    # `-m` looks for modules in the current folder first. Its output must not mix with our JSON.
+    # The working folder is `/`, because `-m` looks for modules in it first. The output of the
+    # command must not mix with the JSON of this one.
     return subprocess.run(command, cwd="/", stdout=sys.stderr.fileno(), check=False).returncode

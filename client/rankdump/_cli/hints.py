@@ -1,4 +1,6 @@
-"""Command `rankdump hints`: use of each process group's timeout, and the settings to change."""
+"""Command `rankdump hints`: shows how much of its timeout each process group uses, and the settings
+to change.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def _read_hints(tree: Path | None, coordinator: str | None, job_id: str) -> tupl
         job = find_live_job(tree, job_id)
         live = fetch_live_hints(job) if job else None
         return reader.read_hints(tree, job_id) if live is None else live
-    # Imported on use: loading gRPC takes longer than reading a tree.
+    # Imported on use, because loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_timeout_hints
 
     address = resolve_coordinator_address(coordinator)

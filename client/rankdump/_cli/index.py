@@ -1,4 +1,4 @@
-"""Command `rankdump index`: makes the table of all statistics of a tree, or adds what is new."""
+"""Command `rankdump index`: creates the table of all statistics of a tree, or adds what is new."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def index(*, tree: Path, processes: int | None, as_json: bool) -> int:
     """Make the table of statistics of a tree.
 
     The table is Parquet in TREE/.rankdump/table: one row for each tensor. `rankdump query` reads
-    it. A second run adds what is new; one that was interrupted goes on. Exit code 1 when something
-    in the tree is damaged, or the folder is not a tree.
+    it. A later run adds the tensors that are new, also after an interrupted run. Exit code 1 when
+    something in the tree is damaged, or the folder is not a tree.
     """
     with explain_missing_modules("table"):
         from rankdump._analysis.table_index import index_tree

@@ -1,5 +1,5 @@
-"""Command `rankdump ingest`: import of a dump that MindSpore or CANN wrote without rankdump. A
-process of `rankdumpd` does the work; this one forwards signals and shows the progress.
+"""Command `rankdump ingest`: imports a dump that MindSpore or CANN wrote without rankdump. A
+process of `rankdumpd` does the work; this process forwards signals and shows the progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdump._cli.signal_handlers import handle_signals
 from rankdump._core.units import format_bytes, format_count
 
 _PROGRESS_DELAY_S = 1.0
-"""Shorter imports show no bar."""
+"""Seconds before a progress bar is shown, so that short imports show none."""
 
 
 @click.command()
@@ -69,7 +69,7 @@ def ingest(
     Damaged and half-written files are reported and left where they are; the exit code is then 1.
     After an interruption, the same command continues the work.
     """
-    # Absolute: the child process has another working folder.
+    # Absolute paths, because the child process has another working folder.
     command = [sys.executable, "-m", "rankdumpd", "ingest", str(source.absolute())]
     command += ["--into", str(into.absolute()), "--codec", codec, "--progress", "--until-eof"]
     command += ["--follow"] * follow + ["--delete-source"] * delete_source
@@ -85,13 +85,13 @@ def ingest(
 
 @contextmanager
 def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run a process that receives our signals and does not outlive this one."""
-    # In a session of its own it does not get the terminal's Ctrl-C, which is forwarded below. `-m`
-    # looks for modules in the current folder first.
+    """Run a process that receives our signals and does not run longer than this one."""
+    # In a session of its own, the process does not get Ctrl-C from the terminal, which is forwarded
+    # below. Its working folder is `/`, because `-m` looks for modules in it first.
     with subprocess.Popen(
         command,
         cwd="/",
-        stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+        stdin=subprocess.PIPE,  # closed when this process ends in whatever way
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as process:
@@ -108,7 +108,7 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
 
 
 class _IngestProgress:
-    """Progress bar on a terminal, for imports that take long; lines are printed above it."""
+    """Progress bar on a terminal, for imports that take long; lines are printed above the bar."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -133,7 +133,7 @@ class _IngestProgress:
             self._shown = True
         done = counts["files"] + counts["skipped"] + counts["failed"]
         description = f"{format_count(done, 'file')}, {format_bytes(counts['bytes_in'])}"
-        total = counts["found"] or None  # unknown while the job runs
+        total = counts["found"] or None  # the total is unknown while the job runs
         self._bar.update(self._task, description=description, completed=done, total=total)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class _IngestProgress:
 
 
 def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Show the progress; return the last message, None when the process sent none."""
+    """Show the progress; return the last message, or None when the process sent none."""
     screen = _IngestProgress()
     try:
         for line in lines:

@@ -1,5 +1,5 @@
-"""A running job as the live page sees it: the coordinator or the agent at an address, or both.
-Imports gRPC, so commands import this module on use.
+"""A running job for the live page: the connection to the coordinator, the agent or both at an
+address. Imports gRPC, so commands import this module on use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from rankdump.errors import ForbiddenError, RankdumpError, RejectedError, Unavai
 _ANSWER_TIMEOUT_S = 5.0
 _OPERATOR_URI = b"rankdump://role/operator"
 _URI_TAG = 0x86
-"""Of a URI among the alternative names of a certificate, in DER."""
+"""DER tag of a URI among the alternative names of a certificate."""
 
 
 class JobConnection:
-    """Asks the daemon at an address; what it is, is found out by asking."""
+    """Connection to the daemon at an address; whether it is a coordinator or an agent is found out
+    by calling it.
+    """
 
     def __init__(self, address: str) -> None:
-        """ConfigError for an address that needs certificates, and has none."""
+        """ConfigError for an address that needs certificates if there are none."""
         self._credentials = load_credentials()
         open_channel(address, self._credentials).close()
         self._address = address
@@ -37,26 +39,30 @@ class JobConnection:
 
     @property
     def address(self) -> str:
-        """The address."""
+        """Address of the daemon."""
         return self._address
 
     def read_status(self) -> StatusView:
-        """Return the status of all jobs; where it is a coordinator and an agent, what both know."""
+        """Return the status of all jobs; from a daemon that is both coordinator and agent, the
+        combined one.
+        """
         try:
             return self._ask_daemon()
         except UnavailableError as error:
             if self._is_coordinator is not None:
                 raise
-            # A coordinator was asked first, and the address may be that of an agent.
+            # The coordinator's service was called first, but the address may be that of an agent.
             text = str(error).replace("no coordinator answers", "no daemon answers", 1)
             raise UnavailableError(text) from None
         except RejectedError:
-            # Another daemon may have taken the address.
+            # Another daemon may listen at the address now.
             self._is_coordinator = self._is_agent = None
             raise
 
     def list_actions(self) -> tuple[ControlAction, ...]:
-        """Return what may be asked: an agent alone freezes, and a coordinator changes plans too."""
+        """Return the actions that may be requested: an agent can only freeze, a coordinator can
+        also change plans.
+        """
         if not has_operator_role(self._credentials.certificate):
             return ()
         if self._is_coordinator:
@@ -64,7 +70,7 @@ class JobConnection:
         return (ControlAction.FREEZE,) if self._is_agent else ()
 
     def send_control(self, order: ControlOrder) -> ControlOutcome:
-        """Carry out an order."""
+        """Let the job carry out an order; return the result."""
         if self._is_coordinator:
             result = control.carry_out(
                 order.job_id,
@@ -107,12 +113,12 @@ class JobConnection:
             raise refusal
         if merged is None or own is None:
             return merged or own or StatusView()
-        # Until the agent has reported to it, the coordinator knows of no rank.
+        # The coordinator does not know any rank until the agent has reported to it.
         return _add_agent_parts(merged, own) if merged.sessions else own
 
 
 def _add_agent_parts(merged: StatusView, own: StatusView) -> StatusView:
-    """Return the view of a coordinator with what only an agent knows."""
+    """Return the view of a coordinator, completed with what only an agent knows."""
     return replace(
         merged,
         findings=tuple(dict.fromkeys((*merged.findings, *own.findings))),
@@ -127,8 +133,8 @@ def _add_agent_parts(merged: StatusView, own: StatusView) -> StatusView:
 
 
 def has_operator_role(certificate: str) -> bool:
-    """Return whether a certificate file seems to have the role that control needs; without one, all
-    may. What counts is what the daemon says: this only decides what is shown.
+    """Return whether a certificate file seems to have the role that control needs; without a
+    certificate, every caller may control. The daemon decides; this only determines what is shown.
     """
     if not certificate:
         return True

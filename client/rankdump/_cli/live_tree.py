@@ -1,5 +1,6 @@
-"""Answers of the daemons of a tree's running job: its session files name them. A daemon that does
-not answer, or does not know the job, has ended; the tree is read then. Imports gRPC on use.
+"""Data about the running job of a tree from its daemons, which the tree's session files name. If a
+daemon does not answer, or does not know the job, the job has ended, and the tree is read. gRPC is
+imported on use.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """Running job of a tree, and the daemons that can be asked about it."""
+    """Running job of a tree, with the daemons that can be called about it."""
 
     job_id: str
     coordinator: str
-    """Address; empty when there is none, or it cannot be reached from this host."""
+    """Address of the coordinator; empty if there is none, or if this host cannot reach it."""
     agents: tuple[str, ...]
 
 
 def find_live_job(tree: Path, job_id: str = "") -> LiveJob | None:
-    """Return the running job of a tree whose daemon may answer; None when every job has ended."""
+    """Return the running job of a tree if a daemon of it may answer; None when every
+    job has ended.
+    """
     running = select_running_sessions(read_tree_sessions(tree, job_id))
     if not running:
         return None
@@ -48,21 +51,21 @@ def find_live_job(tree: Path, job_id: str = "") -> LiveJob | None:
 
 
 def _has_socket(address: str) -> bool:
-    """Return whether a daemon may listen at an address; a removed socket needs no connection."""
+    """Return whether a daemon may listen at an address; if its socket file is gone, none does."""
     if not address:
         return False
     return not is_socket_address(address) or Path(address.removeprefix("unix:")).exists()
 
 
 def fetch_live_status(job: LiveJob) -> StatusView | None:
-    """Return the status of a running job; None when no daemon answers that knows it."""
-    # Imported on use: loading gRPC takes longer than reading a tree.
+    """Return the status of a running job; None when no daemon that knows it answers."""
+    # Imported on use, because loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
     merged = _ask_coordinator(job, fetch_job_status)
     if merged is not None:
         return merged
-    # The agents know their own ranks.
+    # Each agent only knows its own ranks.
     views: list[StatusView] = []
     for address in job.agents:
         try:
@@ -84,8 +87,8 @@ def fetch_live_status(job: LiveJob) -> StatusView | None:
 
 
 def add_tree_rows(live: StatusView, tree: StatusView) -> StatusView:
-    """Return a live view with what only the tree has: other jobs, and iterations of this one that
-    have not ended, which daemons report when they end.
+    """Return a live view, completed with what only the tree has: other jobs, and unfinished
+    iterations of this job, which daemons report only when they end.
     """
     own = {each.job_id for each in live.sessions}
     reported = {(each.session_id, each.iteration) for each in live.iterations}
@@ -133,9 +136,7 @@ def _ask_coordinator(job: LiveJob, fetch: Callable[..., _T]) -> _T | None:
 def find_unpublished_iterations(
     tree: Path, published: PublishedOrder, job_id: str = ""
 ) -> tuple[int, ...]:
-    """Return the iterations whose tensors the job of an order has in a tree, after the last one in
-    that order.
-    """
+    """Return the iterations after the last one in an order whose tensors its job has in a tree."""
     last = max((entry.iteration for entry in published.read_last_entries()), default=-1)
     files = read_tree_sessions(tree, job_id)
     if not files:

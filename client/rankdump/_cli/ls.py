@@ -1,5 +1,6 @@
-"""Command `rankdump ls`: content of a tree; an overview without a filter, the tensors with one. A
-dump of torch's Flight Recorder has no tensors: the collectives of each rank are listed.
+"""Command `rankdump ls`: shows the content of a tree, without a filter as an overview, with a
+filter as a list of tensors. A dump of torch's Flight Recorder has no tensors; the collectives of
+each rank are listed.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _print_listing(
     print_lines([*([""] if rows else []), _format_total(tree, kept)])
     if marks is not None:
         print_lines([count_same_contents(kept, marks)])
-    # Where the place has statistics alone, the filter is not wrong, and the next line names them.
+    # If the place has only statistics, the filter is not wrong, and the next line names them.
     if not kept and not (tree.tables and query == query.places):
         every = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt).entries
         print_lines([explain_no_match(every)] if every else [])
@@ -199,9 +200,9 @@ def _row_as_json(row: ListedTensor, tree: Tree) -> dict[str, object]:
 
 
 def _list_flights(root: Path, query: Query, limit: int | None, *, as_json: bool) -> None:
-    """List the collectives in a folder or file of the recorder, and say how far each rank came.
+    """List the collectives in a folder or file of the Flight Recorder, and how far each rank got.
 
-    CorruptedError where one of its dumps cannot be read.
+    CorruptedError if one of the dumps cannot be read.
     """
     dumps = read_flight_dumps(root)
     selected = list(_select_calls(dumps, query))
@@ -262,7 +263,7 @@ def _make_cells(rank: int, call: FlightCall, first_us: int) -> list[str]:
 
 
 def _describe_rank(dump: FlightDump) -> str:
-    """Return one sentence about a rank: how far it came."""
+    """Return one sentence about how far a rank got."""
     left = Counter(call.state for call in dump.calls if call.state != COMPLETED)
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(left.items()))
     start = "" if dump.is_whole else f"; the ring has lost its first {dump.calls[0].number:,}"

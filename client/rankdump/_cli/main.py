@@ -1,5 +1,5 @@
-"""Entry point of `rankdump`. Imports the commands only when it is called, and prints one line with
-the missing module when the extra `cli` is not installed.
+"""Entry point of `rankdump`. It imports the commands only when it is called, and prints one line
+with the missing module if the extra `cli` is not installed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _EXTRA_MODULES = ("click", "rich")
 
 
 def main() -> None:
-    """Run the command line and end the process with its code."""
+    """Run the command line and end the process with its exit code."""
     if sys.stdout is None:
-        # What writes to it gets an error, as with a full disk, and no other file gets its number.
+        # Writing to this stream raises an error, as with a full disk, and no other file gets the
+        # number of the closed standard output.
         sys.stdout = Path(os.devnull).open()  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         # A tree may contain names that are not valid text or that the terminal cannot show.

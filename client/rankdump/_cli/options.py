@@ -1,5 +1,5 @@
 """Arguments and options that several commands share: selection of tensors, trees, addresses of
-daemons and credentials.
+daemons, and credentials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankdump._wire.channel import TlsCredentials
 
 _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
-"""Classes of characters in a glob, as fnmatch reads them."""
+"""Matches character classes in a glob, as fnmatch reads them."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that contains the folders of ranks, times or devices."""
 DUMP_PATH = click.Path(exists=True, path_type=Path)
@@ -35,9 +35,9 @@ FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --attempt,
 def parse_iterations_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> IterationSelection | None:
-    """Return the iterations of an option; BadParameter for text that is not allowed.
+    """Return the iterations that an option selects; BadParameter for text that is not allowed.
 
-    Segments that match nothing are rejected here, although a configuration may have them.
+    Segments that match nothing are rejected, although a configuration may contain them.
     """
     if text is None:
         return None
@@ -57,7 +57,7 @@ def parse_iterations_option(
 def parse_glob_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> str | None:
-    """Return the glob of an option; BadParameter for an open bracket."""
+    """Return the glob of an option; BadParameter for a bracket that is not closed."""
     if text is not None and "[" in _GLOB_BRACKETS.sub("", text):
         raise click.BadParameter(
             f"{text!r} is not a glob: a [ has no ] after it; "
@@ -71,7 +71,7 @@ def parse_glob_option(
 def parse_pattern_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> re.Pattern[str] | None:
-    """Return the expression of an option; BadParameter where it is not valid."""
+    """Return the regular expression of an option; BadParameter if it is not valid."""
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
@@ -113,18 +113,18 @@ SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., int
         "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
     ),
 }
-"""Options that select tensors, by the parameters of the commands."""
+"""Options that select tensors, by the name of the parameter in commands."""
 
 
 def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
-    """Add the options that select tensors to a command, all of them or all but one."""
+    """Add the options that select tensors to a command; `without` names one that is left out."""
     for name, option in reversed(tuple(SELECTION_OPTIONS.items())):
         command = command if name == without else option(command)
     return command
 
 
 def add_query_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
-    """Add these options to a command, which receives them as `query` and `job_id`."""
+    """Add the options that select tensors to a command, which gets them as `query` and `job_id`."""
 
     @wraps(command)
     def with_query(
@@ -151,7 +151,7 @@ def add_query_options(command: Callable[..., int], *, without: str = "") -> Call
 
 
 def add_operator_query_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that apply to operators, which have no sides, to a command."""
+    """Add the options that select operators to a command; operators have no sides."""
     return add_query_options(command, without="side")
 
 
@@ -167,7 +167,7 @@ def resolve_coordinator_address(given: str | None) -> str:
 
 def load_credentials() -> TlsCredentials:
     """Return the certificates that the environment names; none are needed on this host."""
-    # Imported on use: loading gRPC takes longer than most commands.
+    # Imported on use, because loading gRPC takes longer than most commands.
     from rankdump._wire.channel import read_credentials
 
     return read_credentials(os.environ)

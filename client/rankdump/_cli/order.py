@@ -1,4 +1,4 @@
-"""Command `rankdump order`: the merged execution order of all ranks, and the findings of the
+"""Command `rankdump order`: shows the merged execution order of all ranks, and the findings of the
 merge.
 """
 
@@ -151,7 +151,7 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
     notes = (*notes, *published.notes)
-    # A job that still runs may be in the middle of a line.
+    # A running job may be in the middle of writing a line, so its files are not checked.
     damages = () if job else tuple(published.list_damages(attempt))
     absent = () if damages else find_unpublished_iterations(tree, published, job_id)
     if absent:
@@ -160,8 +160,10 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
 
 
 def _fetch_live_order(job: LiveJob, query: Query) -> _OrderSource | None:
-    """Return the order of a running job from its coordinator; None when that does not answer."""
-    # Imported on use: loading gRPC takes longer than reading a tree.
+    """Return the order of a running job from its coordinator; None when the coordinator does not
+    answer.
+    """
+    # Imported on use, because loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_order
 
     findings = fetch_live_findings(job)
@@ -211,7 +213,7 @@ def _print_entries(
         if cut
         else []
     )
-    # The coordinator counts events of ranks; here a collective of all ranks is one line.
+    # The coordinator counts the events of each rank; here, a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
     collectives = format_count(sum(entry.kind.is_collective for entry in shown), "line")
     of = f"{'first ' if cut else ''}{format_count(len(shown), 'line')} for {events} of the ranks"
@@ -219,7 +221,7 @@ def _print_entries(
 
 
 def _print_json(entries: Iterable[OrderEntry], found: Iterable[Finding]) -> None:
-    """Print one entry per line while reading: an order may be larger than memory."""
+    """Print one entry per line while reading, because an order may be larger than the memory."""
     click.echo('{"entries": [', nl=False)
     before = "\n "
     for entry in entries:
@@ -238,7 +240,7 @@ def _format_finding(finding: Finding, *, several: bool) -> str:
 def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...], tree: Path | None) -> None:
     """Print the entries as a table, with times in milliseconds since the first start.
 
-    `attempts` are those of the whole order, of which the entries may be a part.
+    `attempts` contains the attempts of the whole order; the entries may be of only some of them.
     """
     named = ((entry.graph, entry.name) for entry in entries)
     models = name_models(named) if tree is None else name_tree_models(tree, named)
@@ -257,13 +259,13 @@ def _print_table(entries: list[OrderEntry], attempts: tuple[int, ...], tree: Pat
     ]
     numbers = (*attempts, *(entry.attempt for entry in entries))
     columns = _COLUMNS
-    if not any(entry.start_us for entry in entries):  # of a dump without times
+    if not any(entry.start_us for entry in entries):  # a dump of another tool may have no times
         columns, rows = columns[:-2], [row[:-2] for row in rows]
     print_rows(*without_attempts(columns, rows, numbers))
 
 
 def _operator_type(op_name: str) -> str:
-    """Return the type at the end of an operator's name: `Linear` of `.../Linear-op0`."""
+    """Return the type at the end of an operator's name: `Linear` for `.../Linear-op0`."""
     return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 

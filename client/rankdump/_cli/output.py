@@ -1,4 +1,4 @@
-"""Printed output for terminals and pipes: sentences, ratios, shapes and counts, tables with aligned
+"""Output for terminals and pipes: sentences, ratios, shapes and counts, tables with aligned
 columns, progress bars. The only module that measures the width of the terminal.
 """
 
@@ -32,7 +32,7 @@ def format_ratio(bytes_in: int, bytes_stored: int) -> str:
 
 
 def format_shape(extents: Iterable[int]) -> str:
-    """Return a shape without blanks: `(2,3)`, or `()` for a scalar."""
+    """Return a shape without spaces: `(2,3)`, or `()` for a scalar."""
     return f"({','.join(map(str, extents))})"
 
 
@@ -44,19 +44,21 @@ def to_json_value(value: object) -> object:
 
 
 def format_reasons(counts: Mapping[str, int]) -> str:
-    """Return counts by reason, most frequent first: `disk_low 10, device_excluded 2`."""
+    """Return counts by reason, the most frequent reason first: `disk_low 10, device_excluded 2`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in ordered if count)
 
 
 def list_first(names: Collection[str], most: int, spell: Callable[[str], str] = str) -> str:
-    """Return the first names, joined by commas; `...` stands for the others."""
+    """Return the first names, joined by commas; `...` stands for the remaining ones."""
     more = ["..."] if len(names) > most else []
     return ", ".join([*map(spell, islice(names, most)), *more])
 
 
 def shorten_text(text: str, width: int) -> str:
-    """Return a text shortened in the middle to a width; a quarter of what is kept is its head."""
+    """Return a text shortened in the middle to a width; a quarter of the kept text is its
+    beginning.
+    """
     if cell_len(text) <= width:
         return text
     kept = max(width - len(_ELLIPSIS), 2)
@@ -68,7 +70,9 @@ def shorten_text(text: str, width: int) -> str:
 
 
 def wrap_text(text: str, width: int | None) -> list[str]:
-    """Return the lines of a sentence, broken between words; one line without a width."""
+    """Return the lines of a sentence that is broken between words; one line if no width
+    is given.
+    """
     if width is None or not text:
         return [text]
     return textwrap.wrap(
@@ -77,7 +81,7 @@ def wrap_text(text: str, width: int | None) -> list[str]:
 
 
 def format_layout(layout: TensorLayout) -> list[tuple[str, str]]:
-    """Return the lines about a layout: what they are about, and the text."""
+    """Return lines about a layout, each as its subject and the text."""
     if layout.is_sample:
         return [("kept", str(layout))]
     mesh, flat = layout.mesh, layout.flat_range
@@ -99,7 +103,7 @@ _MIN_FLEXIBLE_WIDTH = 16
 _DEFAULT_WIDTH = 100
 _MIN_LINE_WIDTH = 60
 _PROGRESS_DELAY_S = 1.0
-"""Shorter work shows no bar."""
+"""Seconds before a progress bar is shown, so that short work shows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +113,13 @@ class TableColumn:
     title: str
     is_right_aligned: bool = False
     is_flexible: bool = False
-    """Texts are shortened in the middle when the row is too wide."""
+    """Whether texts in the column are shortened in the middle when the row is too wide."""
 
 
 def without_attempts(
     columns: Sequence[TableColumn], rows: list[list[str]], attempts: Iterable[int]
 ) -> tuple[tuple[TableColumn, ...], list[list[str]]]:
-    """Return a table without its column of attempts if there was only the first one."""
+    """Return a table, without its column of attempts if there was only the first attempt."""
     if any(attempts):
         return tuple(columns), rows
     at = [column.title for column in columns].index("attempt")
@@ -134,7 +138,7 @@ def format_table(
 
 
 def number_columns(*titles: str) -> tuple[TableColumn, ...]:
-    """Return right-aligned columns, for numbers."""
+    """Return right-aligned columns for numbers."""
     return tuple(TableColumn(title, is_right_aligned=True) for title in titles)
 
 
@@ -184,7 +188,7 @@ def print_lines(sentences: Iterable[str], *, err: bool = False) -> None:
 
 
 def print_json(body: object, *, indent: int | None = 1) -> None:
-    """Print one JSON object; dataclasses become objects of their fields."""
+    """Print a value as JSON; a dataclass becomes an object with its fields."""
     click.echo(json.dumps(body, indent=indent, default=make_plain))
 
 
@@ -206,7 +210,7 @@ def _is_terminal(err: bool) -> bool:
 
 @contextmanager
 def show_progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a bar on a terminal while work takes more than a second.
+    """Show a progress bar on a terminal if the work takes more than a second.
 
     Yields a function that takes the number of finished items and the total.
     """

@@ -1,4 +1,4 @@
-"""Command `rankdump overflow`: operators that overflowed, with the unit and the status."""
+"""Command `rankdump overflow`: lists operators that overflowed, with the unit and the status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
 
 
 def _write_records(found: OverflowSearch, root: Path, target: Path) -> int:
-    """Write the binary records as JSON, in the folders of the source; return the file count."""
+    """Write the binary records as JSON files, in folders named as in the source; return the number
+    of files.
+    """
     binary = [record for record in found.records if not record.from_json]
     for record in binary:
         name = f"{record.path.name.removesuffix('.zst')}.output.{record.slot}.json"
@@ -103,13 +105,13 @@ def _record_rows(record: OverflowRecord) -> Iterator[list[str]]:
 
 
 def _format_status(section: OverflowSection) -> str:
-    """Return the status words, without zeros at the end."""
+    """Return the status words, without trailing zeros."""
     last = max(at for at, word in enumerate(section.status) if word)
     return ",".join(hex(word) for word in section.status[: last + 1])
 
 
 def _status_meanings(found: OverflowSearch) -> list[str]:
-    """Return one sentence for each different status with the meaning of its bits."""
+    """Return one sentence for each different status about the meaning of its bits."""
     sections = [hit.section for record in found.records for hit in record.hits]
     return list(dict.fromkeys(f"{_format_status(s)}: {', '.join(s.meaning)}" for s in sections))
 

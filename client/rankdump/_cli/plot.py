@@ -1,4 +1,6 @@
-"""Command `rankdump plot`: a chart of statistics of a tree, or of the elements of a tensor."""
+"""Command `rankdump plot`: draws a chart of statistics of a tree, or of the elements of
+a tensor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _DEFAULT_STATISTIC = "l2norm"
 
 
 class _QuotedCommand(click.Command):
-    """Command that knows the line that it was called with."""
+    """Command that keeps the arguments with which it was called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the arguments, then parse them."""
@@ -38,7 +40,9 @@ class _QuotedCommand(click.Command):
 
 
 def _check_output(context: click.Context, parameter: click.Parameter, output: Path) -> Path:
-    """Return the output; BadParameter where its form is unknown or it cannot be written."""
+    """Return the output path; BadParameter if its suffix is unknown or the file cannot
+    be written.
+    """
     if output.suffix.lower() not in _FORMS:
         raise click.BadParameter(
             f"{output}: the form {output.suffix or 'without a suffix'} is unknown; "
@@ -63,8 +67,8 @@ def _check_output(context: click.Context, parameter: click.Parameter, output: Pa
     type=click.Choice(["lines", "heatmap", "histogram"]),
     default="lines",
     show_default=True,
-    help="A line for each tensor and rank; a map of ranks and iterations, with the extreme of all "
-    "tensors that match; or how often which elements are in one tensor.",
+    help="lines: a line for each tensor and rank; heatmap: a map of ranks and iterations with the "
+    "extreme of all selected tensors; histogram: the distribution of the elements of one tensor.",
 )
 @click.option(
     "--stat",
@@ -75,7 +79,7 @@ def _check_output(context: click.Context, parameter: click.Parameter, output: Pa
 @click.option(
     "--over",
     type=click.Choice(["iteration", "rank"]),
-    help="What lines go over; default: iteration.",
+    help="Horizontal axis of lines; default: iteration.",
 )
 @click.option(
     "--scale",
@@ -117,7 +121,8 @@ def plot(
         raise click.UsageError(f"--over is for --kind lines, not for {kind}")
     if statistic is not None and kind == "histogram":
         raise click.UsageError("--stat is not for --kind histogram, which shows elements")
-    # No window is opened, and a value that matplotlib does not know would end its import.
+    # The backend `agg` opens no window, and a value that matplotlib does not know would make its
+    # import fail.
     os.environ["MPLBACKEND"] = "agg"
     with explain_missing_modules("plot"):
         import rankdump._analysis.plot.chart_picture  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -1,4 +1,6 @@
-"""Command `rankdump query`: SQL over the tensors, iterations, events and findings of a tree."""
+"""Command `rankdump query`: runs SQL over the tensors, iterations, events and findings
+of a tree.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def query(
 
     dump = rankdump.open(tree)
     limits = QueryLimits(timeout_s, memory_mib << 20)
-    # DuckDB does not count a single huge value.
+    # DuckDB does not count the memory of a single huge value.
     limit_address_space(limits.memory_bytes)
     try:
         with _deadline(timeout_s):
@@ -103,7 +105,9 @@ def query(
 
 @contextmanager
 def _deadline(timeout_s: float) -> Generator[None, None, None]:
-    """End the process when DuckDB does not end by itself: within an operator it is deaf."""
+    """End the process if DuckDB does not stop by itself, because within an operator it does not
+    notice a timeout.
+    """
 
     def end_process() -> None:
         click.echo(f"rankdump: the query took longer than {timeout_s:g} s", err=True)
@@ -119,8 +123,8 @@ def _deadline(timeout_s: float) -> Generator[None, None, None]:
 
 
 def note_table_lag(tree: Path) -> tuple[str, ...]:
-    """Say on stderr how far the table of a tree is behind it, and return sentences about manifests
-    that cannot be in it because they are damaged; nothing where it has none.
+    """Print on stderr how far the table of a tree is behind the tree, and return sentences about
+    damaged manifests, which cannot be in the table; do nothing for a tree without a table.
     """
     from rankdump._analysis.table.table_files import list_tensor_files
     from rankdump._analysis.table_index import compare_with_tree
@@ -143,7 +147,7 @@ def _write_parquet(found: pa.Table, target: Path) -> None:
 
 
 def _make_plain(value: Any) -> Any:
-    """Return a value as JSON has it: without NaN and infinities, which JSON does not have."""
+    """Return a value that JSON can represent, without NaN and infinities."""
     if isinstance(value, dict):
         named = cast("dict[object, Any]", value)
         return {str(name): _make_plain(each) for name, each in named.items()}

@@ -1,5 +1,5 @@
-"""Command `rankdump replay`: computes a dumped call of torch's API again in float64, and says
-whether its dumped result is within the rounding of its type.
+"""Command `rankdump replay`: computes a dumped call of torch's API again in float64, and tells
+whether its dumped result is within the rounding error of its type.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ _DRAIN_TIMEOUT_S = 60.0
 
 
 def run_job(command: Sequence[str], environ: Mapping[str, str], *, quiet: bool = False) -> int:
-    """Run a command to its end; return its code as a shell would, 128 + n after signal n.
+    """Run a command to its end; return its exit code as a shell does, 128 + n after signal n.
 
-    With `quiet` its output goes to stderr, which keeps stdout for a report.
+    With `quiet` the output of the command goes to stderr, because stdout is for a report.
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -85,7 +85,7 @@ def run_job(command: Sequence[str], environ: Mapping[str, str], *, quiet: bool =
 
 
 def exit_on_signals() -> AbstractContextManager[None]:
-    """Exit with every clean-up on a signal that arrives while the job is not running."""
+    """Exit with every clean-up if a signal arrives while the job is not running."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -94,7 +94,7 @@ def exit_on_signals() -> AbstractContextManager[None]:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether Ctrl-C reached the child too, as a terminal signals a whole group."""
+    """Return whether Ctrl-C reached the child as well, because a terminal signals a whole group."""
     try:
         return os.tcgetpgrp(sys.__stdin__.fileno()) == os.getpgrp() if sys.__stdin__ else False
     except (OSError, ValueError):
@@ -103,9 +103,9 @@ def _is_in_foreground() -> bool:
 
 @contextmanager
 def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease, None, None]:
-    """Run a daemon for the length of a block; UnavailableError when it does not start.
+    """Run a daemon during a block; UnavailableError when it does not start.
 
-    Its log is kept with `keep_log`, or when the daemon failed.
+    Its log is kept with `keep_log`, or if the daemon failed.
     """
     lease = DaemonLease(job_id)
     try:
@@ -122,7 +122,7 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
             click.echo(f"daemon log: {lease.log}", err=True)
 
 
-# What stands behind the first word of COMMAND is COMMAND's, whatever options this command gets.
+# All words after the first word of COMMAND belong to COMMAND, whatever options this command gets.
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--config",
@@ -147,8 +147,9 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
 @click.option(
     "--blackbox",
     is_flag=True,
-    help="Keep what the latest steps of every rank looked like, and write it when something goes "
-    "wrong; without a configuration nothing else is collected, below --output.",
+    help="Keep the latest steps of every rank in memory as a black box, and write them to a tree "
+    "when a fault is found. Without a configuration, nothing else is collected, and the tree is "
+    "below --output.",
 )
 @click.option(
     "--baseline",
@@ -236,7 +237,7 @@ def _prepare_twice(
     output: Path | None,
     iterations: IterationSelection | None,
 ) -> tuple[Path, dict[str, str]]:
-    """Return the folder of both trees, and the environment of both runs."""
+    """Return the folder for both trees, and the environment of both runs."""
     has_config = config is not None or any(environ.get(name) for name in _CONFIG_NAMES)
     if has_config and iterations is not None:
         raise click.UsageError("--iteration is for --twice without a configuration, which has it")
@@ -255,12 +256,12 @@ def _prepare_twice(
         raise click.UsageError("--twice needs a configuration that enables a dump")
     root = Path(plan.output.root)
     check_new_trees(root)
-    # Both runs write to time folders of one name, where the layout has one.
+    # Both runs write to time folders with the same name, if the layout has time folders.
     return root, {STARTED_VARIABLE: time.strftime(STARTED_FORMAT), **prepared}
 
 
 def _load_plan(environ: Mapping[str, str]) -> DumpPlan | None:
-    """Return the plan of a job with this environment; None where the job itself makes it."""
+    """Return the plan of a job with this environment; None if the job itself creates its plan."""
     if "RANKDUMP_CONFIG" in environ:
         return config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)[0]
     if is_black_box_forced(environ) and environ.get(OUTPUT_VARIABLE):
@@ -271,7 +272,7 @@ def _load_plan(environ: Mapping[str, str]) -> DumpPlan | None:
 def _run_collected(
     command: Sequence[str], environ: Mapping[str, str], *, keep_log: bool, quiet: bool = False
 ) -> int:
-    """Run a job beside a daemon, print what was collected, and return the code of the job."""
+    """Run a job beside a daemon, print what was collected, and return the exit code of the job."""
     plan = _load_plan(environ)
     if plan is not None:
         fault = try_tree(plan)
@@ -283,7 +284,7 @@ def _run_collected(
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_log) as daemon:
         print_lines([_describe_start(plan, daemon.address)], err=True)
-        # All ranks write to the same time folder, where the layout has one.
+        # All ranks write to the same time folder, if the layout has time folders.
         own = {STARTED_VARIABLE: time.strftime(STARTED_FORMAT), **environ}
         own |= {"RANKDUMP_AGENT": daemon.address, "RANKDUMP_COORDINATOR": daemon.address}
         own |= {"RANKDUMP_JOB_ID": job_id}
@@ -297,7 +298,9 @@ def _run_collected(
 
 
 def _describe_start(plan: DumpPlan | None, address: str) -> str:
-    """Return the line at the start of a job: where its dump goes, and how to ask about it."""
+    """Return the line that is printed at the start of a job: where its dump is written, and how to
+    see its status.
+    """
     if plan is None or not plan.enabled:
         return f"rankdump: daemon at {address}"
     root = plan.output.root
@@ -305,7 +308,9 @@ def _describe_start(plan: DumpPlan | None, address: str) -> str:
 
 
 def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str, str]:
-    """Return the environment without MindSpore's own dump; prints what is removed."""
+    """Return the environment without variables for MindSpore's own dump; print which
+    are removed.
+    """
     found = remove_native_dump(environ, plan.output.root)
     if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
         text = (
@@ -319,7 +324,7 @@ def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str
 def _set_configuration(
     environ: Mapping[str, str], *, config: Path | None, output: Path | None, blackbox: bool
 ) -> dict[str, str]:
-    """Return the environment with absolute paths: the job may run in another folder."""
+    """Return the environment with absolute paths, because the job may run in another folder."""
     own = {BLACK_BOX_VARIABLE: "1"} if blackbox else {}
     if output is not None:
         own[OUTPUT_VARIABLE] = str(output.absolute())
@@ -339,7 +344,9 @@ def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
 
 
 def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
-    """Return the daemon's status once everything is written, or the tree's if the daemon died."""
+    """Return the daemon's status once everything is written; if the daemon died, the status of the
+    tree.
+    """
     try:
         left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
         if left:
@@ -364,7 +371,7 @@ def _print_summary(
         rejected = [text for text in view.findings if is_rejection(text)]
         likely = "; ".join(rejected) or _likely_cause(code, plan)
         text = cause if daemon_died else f"no rank connected: {likely}"
-        # The other findings name ranks that opened a session and never connected.
+        # The remaining findings name ranks that opened a session and never connected.
         others = [each for each in view.findings if daemon_died or each not in rejected]
         print_lines([text, *others], err=True)
         return
@@ -384,11 +391,11 @@ def _print_summary(
 def _describe_findings(root: str, job_id: str) -> list[str]:
     """Return the findings in the order of the job, and its urgent timeout hints.
 
-    Both are read from the tree: the daemon publishes the rest of them when it stops.
+    Both are read from the tree, because the daemon publishes its last results when it stops.
     """
     lines: list[str] = []
     found: tuple[Finding, ...] = ()
-    # Neither file exists when nothing was published.
+    # Neither file exists if nothing was published.
     with suppress(CorruptedError):
         order = reader.read_order(Path(root), job_id=job_id)
         found = order.findings

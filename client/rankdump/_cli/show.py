@@ -1,4 +1,6 @@
-"""Command `rankdump show`: shape, type, statistics and first values of the tensors of one file."""
+"""Command `rankdump show`: shows shape, type, statistics and first values of the tensors in one
+file.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ _NPY_SUFFIXES = (".npy", ".npy.zst")
 
 @dataclass(frozen=True, slots=True)
 class _ShownTensor:
-    """One tensor of the file."""
+    """One tensor of the shown file."""
 
     file: Path
     entry: Entry | None
-    """None outside a tree."""
+    """Entry of the tree; None for a file outside of any tree."""
     member: str = ""
-    """Member of a bin file; empty for a file of one tensor."""
+    """Member of a bin file; empty for a file with one tensor."""
     description: Described | None = None
-    """Description in the header of a bin file."""
+    """Description in the header of a bin file; None for other files."""
 
     def load(self) -> npt.NDArray[Any]:
         """Return the array."""
@@ -46,7 +48,9 @@ class _ShownTensor:
         return reader.load_file(self.file)
 
     def facts(self, tensor: npt.NDArray[Any] | None) -> Facts:
-        """Return the facts, from the array where nothing else has them."""
+        """Return the facts about the tensor; those that nothing else tells are taken from the
+        array.
+        """
         if self.entry is not None and self.entry.record is not None:
             return reader.facts(self.entry)
         if self.description is not None:
@@ -72,8 +76,8 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
 
     Shape, type, statistics and first values are printed. FILE is an npy file or the bin file of an
     operator, compressed or not, or a pt file that torch.save wrote, in a dump tree or anywhere
-    else. A file that is missing because its tensors are the same in the baseline is read there.
-    Exit code 1 when something in it is damaged.
+    else. If a file was not written because its tensors equal those of the baseline, the file of the
+    baseline is read. Exit code 1 when something in the file is damaged.
     """
     tensors = list(_find_tensors(file))
     if not tensors:
@@ -122,7 +126,7 @@ def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
 
 
 def _load_array(tensor: _ShownTensor) -> tuple[npt.NDArray[Any] | None, str, bool]:
-    """Return the array, the reason why there is none, and whether the reason is damage."""
+    """Return the array, or None with the reason, and whether the reason is damage."""
     try:
         return tensor.load(), "", False
     except UnsupportedError as error:

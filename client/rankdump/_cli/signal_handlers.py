@@ -1,4 +1,6 @@
-"""Handlers of signals for the length of a block, for commands that forward signals to a child."""
+"""Signal handlers that are installed during a block, for commands that forward signals
+to a child.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def handle_signals(
     handler: Callable[[int, FrameType | None], None],
     numbers: tuple[signal.Signals, ...] = FORWARDED_SIGNALS,
 ) -> Generator[None, None, None]:
-    """Install a handler for the length of a block; signals that are ignored stay ignored."""
+    """Install a handler during a block; signals that are ignored stay ignored."""
     # Under nohup, SIGHUP has to stay ignored.
     handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in handled}

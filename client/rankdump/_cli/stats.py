@@ -1,5 +1,5 @@
-"""Command `rankdump stats`: statistics of the tensors of a tree, and the first cause of tensors
-that are not finite, with its consequences.
+"""Command `rankdump stats`: shows statistics of the tensors of a tree, and the first cause of
+tensors that are not finite, with its consequences.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MAX_CAUSES = 5
 _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
 _L1NORM_COLUMN = number_columns("l1norm")
-"""In place of them for a dump that has nothing else."""
+"""Column that replaces the others for a dump that has only the L1 norm."""
 _COLUMNS = (TableColumn("operator", is_flexible=True), TableColumn("tensor"), TableColumn("dtype"))
 _SORTED_COLUMNS = (*number_columns("rank", "attempt", "iteration"), *_COLUMNS[:2])
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
@@ -73,14 +73,14 @@ _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
 
 @dataclass(slots=True)
 class _SurveyCounts:
-    """Counts over the rows that were iterated."""
+    """Counts of the rows that were iterated so far."""
 
     rows_from_tables: int = 0
     rows_computed: int = 0
     sample_rows: int = 0
-    """Rows of tensors of which only the first elements are in the tree."""
+    """Number of rows whose tensors have only their first elements in the tree."""
     undecided_rows: int = 0
-    """Rows whose statistics do not show whether they are finite."""
+    """Number of rows whose statistics do not show whether the tensor is finite."""
     nonfinite_rows: int = 0
     first_nonfinite: Surveyed | None = None
     """The first tensor, in execution order, that is not finite."""
@@ -90,11 +90,13 @@ class _SurveyCounts:
 
     @property
     def count(self) -> int:
-        """All tensors."""
+        """Number of all tensors."""
         return self.rows_from_tables + self.rows_computed
 
     def count_rows(self, survey: Survey) -> Iterator[Surveyed]:
-        """Yield the rows as they are, counted, and count those that the survey leaves out."""
+        """Yield the rows unchanged while counting them, and count the rows that the survey leaves
+        out.
+        """
         for row in survey:
             self.rows_from_tables += not row.computed
             self.rows_computed += row.computed
@@ -123,8 +125,7 @@ class _SurveyCounts:
     "by",
     type=click.Choice(["order", *_SORT_KEYS]),
     default="order",
-    help="Sort in execution order, or by a statistic with the most extreme value first and NaN "
-    "before all.",
+    help="Sort in execution order, or by a statistic: NaN first, then the most extreme values.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=0), help="Maximum number of tensors shown; 0 shows all."
@@ -144,17 +145,17 @@ def stats(
     """Show statistics of the tensors of a tree.
 
     Statistics are read from a table where there is one, and computed from the tensors otherwise.
-    With --nonfinite, the first cause of NaN and infinities comes first: the operator with finite
-    inputs and an output that is not, with rank, iteration and source line; tensors that are not
-    finite follow in execution order. Exit code 1 when something is damaged or there is no tree,
-    but not for NaN and infinities.
+    With --nonfinite, the origin of NaN and infinities comes first: the first operator whose inputs
+    are finite and whose output is not, with rank, iteration and source line. The other tensors that
+    are not finite follow in execution order. Exit code 1 when something is damaged or there is no
+    tree, but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id, attempt)
     survey = Survey(found, query, decide=nonfinite, skip_finite=nonfinite)
     seen = _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
     every = limit == 0 or (limit is None and as_json)
-    # One more shows whether there are more.
+    # One more than the limit, to find out whether there are more.
     shown = None if every else (limit or _DEFAULT_TENSORS) + 1
     ordered = rows if by == "order" else _sort_rows(rows, by, shown)
     if as_json:
@@ -169,7 +170,7 @@ def stats(
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     else:
         _print_tables(found, ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
-        passed = replace(seen)  # the next line reads one row more
+        passed = replace(seen)  # the next line reads one more row
         cut = next(ordered, None) is not None
         whole = not cut or by != "order"
         counts = seen if whole else passed
@@ -181,7 +182,7 @@ def stats(
 
 
 def _sort_rows(rows: Iterator[Surveyed], by: str, limit: int | None) -> Iterator[Surveyed]:
-    """Return the most extreme rows, holding no more than these; all without a limit."""
+    """Return the most extreme rows, of which only `limit` are in memory; all without a limit."""
     key = partial(_extreme_sort_key, by=by)
     return iter(sorted(rows, key=key) if limit is None else heapq.nsmallest(limit, rows, key))
 
@@ -194,10 +195,10 @@ def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
 
 
 def _find_cause(tree: Tree, query: Query, seen: _SurveyCounts) -> DivergenceOrigin | None:
-    """Return where NaN or infinity starts among the selected tensors; None without any."""
+    """Return where NaN or infinity starts among the selected tensors; None if all are finite."""
     if seen.first_iteration is None:
         return None
-    # Imported on use: importing a comparison takes longer than reading a small tree.
+    # Imported on use, because importing a comparison takes longer than reading a small tree.
     from rankdump._analysis.compare.origin_search import find_first_cause
 
     dump = reader.open(tree.root).of_job(tree.job_id).matching(query)
@@ -216,11 +217,13 @@ def _print_nonfinite(
     *,
     by: str,
 ) -> None:
-    """Print the first cause, then the first tensors that are not finite, and how many follow."""
+    """Print the first cause, then the first tensors that are not finite, and how many more there
+    are.
+    """
     most = _DEFAULT_CONSEQUENCES if limit is None else limit
     if by != "order":
         shown = list(islice(rows, most or None))
-        deque(rows, maxlen=0)  # counts the others
+        deque(rows, maxlen=0)  # counts the remaining rows
     elif most:
         shown = heapq.nsmallest(most, rows, key=_execution_sort_key)
     else:
@@ -280,7 +283,9 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
 
 
 def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
-    """Print tables, each followed by a blank line; holds one group of the tree at a time."""
+    """Print tables, each followed by a blank line; only one group of the tree is in memory at a
+    time.
+    """
     if by != "order":
         shown = list(islice(rows, limit))
         if shown:

@@ -1,8 +1,8 @@
-"""Command `rankdump status`: status of a job, from its coordinator, an agent or a tree, also as a
-screen that is refreshed every second (`--watch`).
+"""Command `rankdump status`: shows the status of a job from its coordinator, an agent or a tree,
+with `--watch` as a screen that is refreshed every second.
 
-On the screen, findings are shown in full where it is high enough for them. Everything else is
-shortened to fit: first jobs that have ended, then ranks, then the tables of iterations and agents.
+The screen shows findings in full if it is high enough for them. Everything else is shortened to
+fit: first jobs that have ended, then ranks, then the tables of iterations and agents.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def status(
 ) -> int:
     """Show the status of every rank.
 
-    With TREE it comes from the daemons of the job that runs there, and after its end from its
-    files. Without, it comes from the coordinator of the job when an option or RANKDUMP_COORDINATOR
-    names one; else from the agent of this host. Exit code 3 when no daemon answers, and 1 when
-    tensors of an iteration are not accounted for, or a file of TREE cannot be read.
+    With TREE, the status comes from the daemons of the job that writes to it, and after the end of
+    the job from the files of TREE. Without TREE, it comes from the coordinator of the job when an
+    option or RANKDUMP_COORDINATOR names one, and otherwise from the agent of this host. Exit code 3
+    when no daemon answers, and 1 when tensors of an iteration are not accounted for, or a file of
+    TREE cannot be read.
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
@@ -109,10 +110,12 @@ def _status_source(
     job_id: str,
     damages: list[str],
 ) -> Callable[[], StatusView]:
-    """Return what gets the status; it sets `damages` to what cannot be read in a tree."""
+    """Return a function that gets the status; it adds to `damages` what cannot be read
+    in a tree.
+    """
     if tree is not None:
         return lambda: _add_freezes(_read_tree_status(tree, job_id, damages), tree, job_id)
-    # Imported on use: loading gRPC takes longer than reading a tree.
+    # Imported on use, because loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
     named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")
@@ -124,7 +127,7 @@ def _status_source(
 
 
 def _add_freezes(view: StatusView, tree: Path, job_id: str) -> StatusView:
-    """Return a view with the freezes beside a tree, unless an agent told them."""
+    """Return a view with the freezes beside a tree, unless an agent has reported them."""
     if view.black_box.freezes:
         return view
     freezes, problems = list_freezes(tree, job_id)
@@ -133,8 +136,8 @@ def _add_freezes(view: StatusView, tree: Path, job_id: str) -> StatusView:
 
 
 def _read_tree_status(tree: Path, job_id: str, damages: list[str]) -> StatusView:
-    """Return the live status of the job that runs in a tree, else the status in its files, with
-    what cannot be read of them.
+    """Return the live status of the job that is running in a tree; if none is, the status in the
+    files of the tree, with what cannot be read in them.
     """
     job = find_live_job(tree, job_id)
     live = fetch_live_status(job) if job else None
@@ -155,19 +158,23 @@ def _read_tree_status(tree: Path, job_id: str, damages: list[str]) -> StatusView
 _REFRESH_S = 1.0
 _MIN_RANKS_SHOWN = 4
 _HEADING_LINES = 5
-"""Lines of a job besides its ranks: a blank, its name, titles, the mark of a cut and the sum."""
+"""Lines that a job takes besides its ranks: a blank line, its name, titles, the mark of a cut, and
+the sum.
+"""
 
 
 def _watch_status(look: Callable[[], StatusView]) -> int:
-    """Show the view that `look` returns until Ctrl-C; an error is shown and the call repeated."""
-    # Imported on use: `rich.live` takes longer to load than a status to print.
+    """Show the view that `look` returns until Ctrl-C; an error is shown, and `look` is called
+    again.
+    """
+    # Imported on use, because loading `rich.live` takes longer than printing a status.
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
     try:
-        # On the alternate screen a table that grows leaves nothing behind.
+        # On the alternate screen, a table that grows leaves nothing behind.
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
                 now, (width, height) = time.strftime("%H:%M:%S"), console.size
@@ -195,7 +202,9 @@ def format_screen(view: StatusView, now: str, *, width: int, height: int) -> lis
 
 
 def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
-    """Return the lines above the findings in the most detailed form that fits, or cut."""
+    """Return the lines above the findings in the most detailed form that fits; if none
+    fits, cut.
+    """
     ranks = tally_ranks(view)
     jobs = {tally.job_id for tally in ranks}
     over = find_ended_jobs(ranks)
@@ -224,7 +233,7 @@ def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
 
 
 def _max_ranks_of_job(room: int, jobs: Collection[str], over: Collection[str]) -> int:
-    """Return how many ranks of each running job fit."""
+    """Return how many ranks of each running job fit on the screen."""
     going = len(jobs) - len(over)
     return (room - len(over)) // going - _HEADING_LINES if going else MAX_RANKS_SHOWN
 

@@ -1,5 +1,5 @@
-"""Status of a job for people: the tables of ranks, iterations and agents that `status` and `run`
-show, and the lines below them. Pure: no terminal, no daemon.
+"""Tables of a job's status: ranks, iterations and agents, as `status` and `run` show them, and the
+lines below the tables. Pure: no terminal, no daemon.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def format_status_table(
 ) -> list[str]:
     """Return a table of ranks with their balances for each job, with at most `most` ranks.
 
-    Folded jobs have one line each, before the others.
+    Jobs in `folded` have one line each, before the other jobs.
     """
     jobs = _group_by_job(view)
     lines = [_format_job_line(job, ranks) for job, ranks in jobs.items() if job in folded]
@@ -71,7 +71,7 @@ def format_status_table(
 
 
 def format_summary_table(view: StatusView, *, width: int) -> list[str]:
-    """Return a table of what was collected from each rank, for each job."""
+    """Return a table for each job with what was collected from each rank."""
     jobs = _group_by_job(view)
     lines: list[str] = []
     for job, ranks in jobs.items():
@@ -98,7 +98,7 @@ def _format_ranks(
     width: int,
     most: int,
 ) -> list[str]:
-    """Return a table of ranks, cut if it is long, with the sum of several."""
+    """Return a table of ranks, which is cut if it is long, with the sum if there are several."""
     rows = [make_row([tally]) for tally in ranks[:most]]
     if len(ranks) > most:
         rows.append(["..." for _ in columns])
@@ -141,7 +141,7 @@ def _summary_row(ranks: Sequence[RankTally]) -> list[str]:
 
 
 def _name_row(ranks: Sequence[RankTally]) -> tuple[str, str]:
-    """Return the rank and the attempt of a row; the sum of all has no attempt."""
+    """Return the rank and the attempt of a row; the sum of all ranks has no attempt."""
     return (str(ranks[0].rank), str(ranks[0].attempt)) if len(ranks) == 1 else ("all", "")
 
 
@@ -155,7 +155,7 @@ def _format_iterations(ranks: Sequence[RankTally]) -> str:
 
 def _format_sizes(sums: IterationTotals) -> list[str]:
     smaller = format_ratio(sums.bytes_in, sums.bytes_compared)
-    # An agent does not count the bytes of table rows; a link takes none.
+    # An agent does not count the bytes of table rows, and a link takes none.
     unknown = not sums.bytes_stored and sums.stored + sums.degraded > 0
     return [
         format_bytes(sums.bytes_in),
@@ -165,7 +165,7 @@ def _format_sizes(sums: IterationTotals) -> list[str]:
 
 
 def format_job_status(view: StatusView, *, width: int) -> list[str]:
-    """Return the lines below the table of ranks; none for a view that is not a coordinator's."""
+    """Return the lines below the table of ranks; none unless the view is a coordinator's."""
     tables = format_job_tables(view, width=width)
     return [*tables, *_separate_parts(_list_findings(view))] if tables else []
 

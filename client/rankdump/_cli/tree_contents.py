@@ -1,4 +1,4 @@
-"""Tensors of a tree as text: overview of ranks and iterations, tables of tensors, and sentences
+"""Tensors of a tree as text: an overview of ranks and iterations, tables of tensors, and sentences
 about a tree. Prints nothing; reads the tree, and the headers of files that no manifest describes.
 """
 
@@ -63,26 +63,26 @@ _RECORD_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
     "layout": lambda record: str(record.layout or ""),
     "file": lambda record: "in baseline" if record.same_as else "",
 }
-"""Columns that are shown where a tensor of the listing has a value in them."""
+"""Columns that are shown if any tensor of the listing has a value in them."""
 _DIGEST_COLUMNS = (TableColumn("digest"), TableColumn("same"))
 _DIGEST_DIGITS = 12
 _EMPTY_QUERY = Query()
 TensorContent: TypeAlias = "tuple[str, str, tuple[int, ...]]"
-"""Digest, element type and shape: equal for tensors that are the same."""
+"""Digest, element type and shape, which are equal for tensors with the same content."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTensor:
-    """One tensor of a listing with its facts."""
+    """One tensor of a listing, with its facts."""
 
     entry: Entry
     facts: Facts | None
-    """None when the file is damaged."""
+    """Facts about the tensor; None if its file is damaged."""
     damage: str = ""
 
 
 def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
-    """Return the entries with their facts; a damaged file has `damage` in place of them."""
+    """Return the entries with their facts; a damaged file has `damage` in place of facts."""
     rows: list[ListedTensor] = []
     for entry in entries:
         try:
@@ -93,7 +93,9 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
-    """Return one line per rank and iteration, or per rank where there are too many iterations."""
+    """Return one line per rank and iteration; if there are too many iterations, one
+    line per rank.
+    """
     complete = count_losses(tree)
     places = tree.entries.by_place()
     parts = [
@@ -111,7 +113,7 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
         for (rank, attempt, *_), own in shown
     ]
     for row in rows if tree.tool else ():
-        row[-1] = tree.tool  # nothing tells whether it is complete
+        row[-1] = tree.tool  # nothing tells whether a dump of another tool is complete
     for row in () if tree.is_recorded or tree.tool else rows:
         row[-1] = "unknown"
     if len(groups) > MAX_GROUPS_SHOWN:
@@ -126,9 +128,9 @@ def format_tensors(
     width: int,
     marks: Mapping[TensorContent, str] | None = None,
 ) -> list[str]:
-    """Return one line per tensor under a line for each rank, attempt and iteration.
+    """Return one line per tensor, below a line for each rank, attempt and iteration.
 
-    With marks, lines also have the digest and the mark of the content.
+    With `marks`, lines also show the digest and the mark of the content.
     """
     extra = [
         (TableColumn(title), get_text)
@@ -159,25 +161,26 @@ def format_tensors(
 
 
 def name_tree_models(root: Path, named: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """Return the names of models by graph, as they were attached where a run card has them, else
-    their classes; empty where there is one model.
+    """Return the names of models by graph: the names under which they were attached if a run card
+    has them, else their classes. Empty if there is only one model.
     """
     pairs = dict.fromkeys(named)
     found = name_models(pairs)
     known = read_model_names(root) if found else {}
-    # A model that is no module has no part in a card, which would shift the numbers.
+    # A model that is not a module has no entry in a run card, which would shift the numbers of
+    # others.
     return name_models(pairs, known) if len(known) > max(found, default=0) else found
 
 
 def mark_same_contents(entries: Iterable[Entry]) -> dict[TensorContent, str]:
-    """Return a mark for each content that several entries share, in order of appearance."""
+    """Return a mark for each content that several entries share, in the order of appearance."""
     counts = Counter(content for entry in entries if (content := _content_of(entry)))
     several = (content for content, count in counts.items() if count > 1)
     return {content: f"={number}" for number, content in enumerate(several, start=1)}
 
 
 def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, str]) -> str:
-    """Return one sentence with the number of entries whose content others share."""
+    """Return one sentence about the number of entries whose content other entries share."""
     marked = sum(_content_of(entry) in marks for entry in entries)
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
@@ -185,7 +188,7 @@ def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, 
 def format_place(key: TensorKey, tree: Tree, models: Mapping[int, str] | None = None) -> str:
     """Return rank, attempt, iteration, net and graph of a tensor, as the heading of its group.
 
-    `models` are names of models by graph, where there are several.
+    `models` contains names of models by graph, if there are several.
     """
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
@@ -204,7 +207,7 @@ def read_tree(
 ) -> Tree:
     """Return the tree in a folder, restricted to a query, a job and an attempt.
 
-    CorruptedError where the folder is not a tree, or the job or the attempt is not in it.
+    CorruptedError when the folder is not a tree, or does not contain the job or the attempt.
     """
     tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id, attempt=attempt)
     if not (tree.entries or tree.tables or tree.manifests):
@@ -216,13 +219,13 @@ def read_tree(
 
 
 def describe_jobs(tree: Tree) -> list[str]:
-    """Return a sentence where tensors of several jobs are listed together."""
+    """Return a sentence if tensors of several jobs are listed together."""
     count = 0 if tree.job_id else len(tree.jobs)
     return [f"the tree has {count} jobs: --job selects one"] if count > 1 else []
 
 
 def name_tables(tree: Tree) -> str:
-    """Return the noun for the tables of a tree: the file name where all have the same."""
+    """Return the noun for the tables of a tree: their file name if all have the same one."""
     if tree.tool:
         return get_foreign_reader(tree.tool).table_noun
     if all(table.info for table in tree.tables):
@@ -232,7 +235,7 @@ def name_tables(tree: Tree) -> str:
 
 
 def explain_no_match(held: Iterable[Named]) -> str:
-    """Return one sentence for a filter that matches nothing, with the values to choose from."""
+    """Return one sentence for a filter that matches nothing, with the existing values."""
     places = set[tuple[int, int, int | None]]()
     names: dict[str, None] = {}
     for tensor in held:
@@ -251,7 +254,7 @@ def explain_no_match(held: Iterable[Named]) -> str:
 def _overview_cells(group: Iterable[Entry], complete: Mapping[int, int]) -> list[str]:
     """Return the cells of a row after rank and attempt.
 
-    `complete` has the number of lost tensors of each complete iteration.
+    `complete` contains the number of lost tensors of each complete iteration.
     """
     iterations: set[int] = set()
     operators: set[tuple[int | None, str]] = set()
@@ -283,7 +286,7 @@ def _overview_cells(group: Iterable[Entry], complete: Mapping[int, int]) -> list
 def _format_state(iterations: set[int], unfinished: list[int], lost: int) -> str:
     missing = f"{lost:,} dropped" if lost else ""
     if not unfinished:
-        # All tensors of the plan are there, or it is not complete.
+        # An iteration counts as complete only if all tensors of the plan are there.
         return missing or ("complete" if iterations else "-")
     state = "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
     return ", ".join(filter(None, (state, missing)))
@@ -315,13 +318,13 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
 
 
 def describe_parallelism(record: ManifestRecord) -> dict[str, object]:
-    """Return the fields of JSON about micro-batch, phase and layout, those that there are."""
+    """Return the JSON fields about micro-batch, phase and layout that a record has."""
     fields = {"microbatch": record.microbatch, "phase": record.phase, "layout": record.layout}
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def describe_key(tensor: Named, tree: Tree) -> dict[str, object]:
-    """Return the JSON form of the key of a tensor, with the raw names."""
+    """Return the key of a tensor in JSON form, with raw names."""
     key = tensor.key
     return {
         "rank": key.rank,
@@ -340,11 +343,11 @@ def describe_key(tensor: Named, tree: Tree) -> dict[str, object]:
 def format_operator(op_type: str, op_name: str, argument: str = "") -> str:
     """Return the name of an operator, with its type unless the name contains it.
 
-    A buffer, which has the type of parameters in a tree, is known by its argument.
+    In a tree, a buffer has the type of parameters, so it is recognised by its argument.
     """
     if op_type == PARAMETER_OP_TYPE and argument == BUFFER_ARGUMENT:
         op_type = "Buffer"
     name = format_scope_name(op_name)
-    # Without a manifest, a name has `_` in place of the `/` of the scope.
+    # Without a manifest, a name has `_` in place of each `/` of the scope.
     has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
     return name if has_type else f"{op_type} {name}"

@@ -1,5 +1,5 @@
-"""Work of `rankdump run --twice`: two runs of one command, each into a tree of its own, the
-comparison of their bits, and its output. The comparison is imported on use.
+"""Work of `rankdump run --twice`: two runs of the same command, each into its own tree, the
+comparison of their bits, and the output. The comparison is imported on use.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LOCAL_DEVICES = 256
 
 
 def make_exact_config(root: Path, iterations: IterationSelection | None) -> str:
-    """Return a configuration that saves what tells bits apart, and no elements: statistics and
-    fingerprints of all operators.
+    """Return a configuration that saves statistics and fingerprints of all operators, which tell
+    different bits apart, but no elements.
     """
     common = {
         "dump_mode": 0,
@@ -53,7 +53,9 @@ def make_exact_config(root: Path, iterations: IterationSelection | None) -> str:
 
 
 def check_new_trees(root: Path) -> None:
-    """UsageError where one of the two trees exists: a run would go on in it as another attempt."""
+    """Raise a UsageError if one of the two trees exists, because a run would continue it as another
+    attempt.
+    """
     for path in (root / FIRST, root / SECOND):
         if path.exists():
             raise click.UsageError(f"--twice writes two new trees, but {path} exists")
@@ -66,10 +68,10 @@ def run_twice(
     *,
     as_json: bool,
 ) -> int:
-    """Run a job two times with the same environment and compare the trees; return the exit code.
+    """Run a job twice with the same environment and compare the trees; return the exit code.
 
-    That is the code of a run that failed, else 0 where all bits are the same and 1 where not.
-    `run_once` runs the job with an environment, and returns its code.
+    It is the exit code of a run that failed, else 0 if all bits are the same and 1 if not.
+    `run_once` runs the job with an environment, and returns its exit code.
     """
     hashed = environ.get(_HASH_SEED_VARIABLE)
     if not hashed or hashed == "random":
@@ -104,7 +106,7 @@ def _report(root: Path, codes: list[int], *, as_json: bool) -> int:
 
 
 def format_twice(found: ExactReport) -> list[str]:
-    """Return the lines about two runs: what they began with, then where each rank differs first."""
+    """Return the lines about two runs: how they began, then where each rank differs first."""
     from rankdump._analysis.compare.report_text import format_origins, format_rank_origins
 
     report = found.report
@@ -139,7 +141,7 @@ def format_twice(found: ExactReport) -> list[str]:
 
 
 def _format_start(found: ExactReport) -> list[str]:
-    """Return the lines about what differed before the first operator."""
+    """Return the lines about differences before the first operator."""
     if not found.start_findings:
         return []
     names = {name for each in found.start_findings for name in (*each.names, each.subject)}

@@ -1,4 +1,4 @@
-"""Command `rankdump web`: pages of dump trees and of a running job in a browser."""
+"""Command `rankdump web`: shows dump trees and a running job as pages in a browser."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     metavar="FILE",
     type=click.Path(path_type=Path),
     envvar="RANKDUMP_TLS_REVOKED",
-    help="Revoked certificates, a fingerprint a line; only with certificates. "
+    help="File of revoked certificates, one fingerprint per line; only with certificates. "
     "[environment: RANKDUMP_TLS_REVOKED]",
 )
-@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
+@click.option("--no-browser", is_flag=True, help="Print the address, but do not open a browser.")
 def web(
     *,
     trees: tuple[Path, ...],
@@ -59,11 +59,11 @@ def web(
 ) -> int:
     """Show trees and a running job as pages in a browser.
 
-    Without TREE, the current folder, and with --job alone no tree. ADDRESS is one that
-    `rankdump status` takes, and the certificates are those of the environment; to control the job,
-    their role has to be operator. With --job, a TREE may be one that the job has not begun yet.
-    The server listens on this host alone, until Ctrl-C, and the printed address has a token that
-    works once; another address needs certificates. The pages write nothing themselves.
+    Without TREE, the current folder is shown, but with --job no tree. ADDRESS is one that
+    `rankdump status` accepts; the certificates for it come from the environment, and must have the
+    role operator to control the job. With --job, TREE may be a tree that the job has not begun yet.
+    The server runs until Ctrl-C. It listens on this host only, and the printed address has a token
+    that works once; any other address needs certificates. The pages themselves write nothing.
     """
     if listen and port:
         raise click.UsageError("--listen has a port: leave --port out")
@@ -76,7 +76,7 @@ def web(
     if job is None:
         _require_folders(trees)
     else:
-        # Imported on use: trees alone need no gRPC.
+        # Imported on use, because pages of trees alone need no gRPC.
         from rankdump._cli.job_connection import JobConnection
 
         source = JobConnection(job)
@@ -98,7 +98,9 @@ def _require_folders(trees: Iterable[Path]) -> None:
 
 
 def _build_guard(revoked: Path | None) -> HttpsGuard | None:
-    """Return the access control by the certificates that variables name; None without any."""
+    """Return the access control with the certificates that environment variables name; None if
+    there are none.
+    """
     from rankdump._http.server_guard import HttpsGuard
     from rankdump._wire.channel import require_files
 
