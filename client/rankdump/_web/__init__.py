@@ -1,3 +1,3 @@
-"""Web page for dump trees: a server on the own host that shows what the readers return. Needs
-`pip install 'rankdump[web]'`.
+"""Web pages for dump trees: a server on this host that shows what the readers return. Needs `pip
+install 'rankdump[web]'`.
 """

@@ -1,4 +1,6 @@
-"""The pages as an ASGI application: addresses, HTML and JSON, and errors as pages of one line."""
+"""The pages as an ASGI application: routes, answers as HTML and JSON, and errors as pages with one
+line.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +74,11 @@ _STATIC = Path(__file__).parent / "static"
 _Request = TypeVar("_Request")
 _logger = logging.getLogger(__name__)
 _LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
-"""Pages that are listed in the head of each."""
+"""Paths of the pages that every page links to in its header."""
 
 
 class WebPages:
-    """Answers requests for the pages of some trees, and of a running job where one is given."""
+    """Answers requests for the pages of several trees, and of a running job if one is given."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class WebPages:
         comparisons: ComparisonProcesses,
         job: JobSource | None = None,
     ) -> None:
-        """Trees may be added to `sources` later; their numbers stay."""
+        """Trees may be added to `sources` later; the numbers of trees do not change."""
         self._sources = sources
         self._environment = get_environment()
         self.live = (
@@ -102,11 +104,11 @@ class WebPages:
 
     @property
     def writing_paths(self) -> frozenset[str]:
-        """Paths that take the method POST."""
+        """Paths that accept the method POST."""
         return frozenset({ORDER_PATH} if self.live else ())
 
     def make_application(self) -> Starlette:
-        """Return the application, without its gate."""
+        """Return the application, without the gate that controls access."""
         routes: list[Route | Mount] = list(self.live.make_routes()) if self.live else []
         routes += [
             Route(path, partial(self._answer_safely, partial(self._answer_page, kind)))
@@ -129,7 +131,7 @@ class WebPages:
         )
 
     def close(self) -> None:
-        """End streams of events, on the loop that serves them."""
+        """End all event streams; must be called on the event loop that serves them."""
         if self.live:
             self.live.feed.closed.set()
 
@@ -149,7 +151,7 @@ class WebPages:
         )
 
     def _present(self, request: Request, template: str, title: str, page: Any) -> Response:
-        """Return the answer of a page that is about no tree."""
+        """Return the answer for a page that does not show a tree."""
         if wants_json(request):
             return JSONResponse(make_body(page))
         tree = PageParameters(request.query_params).read_number("tree") or 0
@@ -186,7 +188,7 @@ class WebPages:
     def _read_request(
         self, request: Request, parse: Callable[[PageParameters], _Request]
     ) -> tuple[TreeChoice, DumpSource, _Request]:
-        """Return the tree that an address names, and what else it asks for."""
+        """Return the tree that the address of a request names, and the parsed parameters."""
         parameters = PageParameters(request.query_params)
         choice, source = self._choose_source(parameters)
         asked = parse(parameters)
@@ -201,7 +203,9 @@ class WebPages:
         return parse_choice(parameters, self._sources)
 
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
-        """Return an answer, or the one line of an error."""
+        """Return the answer of `answer`; if it raises an error of rankdump, a page with
+        one line.
+        """
         try:
             return answer(request)
         except RankdumpError as error:
@@ -248,7 +252,7 @@ class WebPages:
 
 
 def find_status(error: RankdumpError) -> int:
-    """Return the status of HTTP for an error of a reader."""
+    """Return the HTTP status code for an error of a reader."""
     if isinstance(error, AbsentPageError):
         return 404
     if isinstance(error, ParameterError | QueryError | ConfigError):
@@ -266,7 +270,7 @@ def _make_download(body: bytes, name: str, media_type: str) -> Response:
 
 
 def _make_twin_address(request: Request) -> str:
-    """Return the address of the JSON twin; empty for an answer to a form."""
+    """Return the address of the same page as JSON; empty for an answer to a form."""
     if request.method != "GET":
         return ""
     path = request.scope["path"]
@@ -275,13 +279,13 @@ def _make_twin_address(request: Request) -> str:
 
 
 class AddressCheck:
-    """Hands requests on whose query is ASCII, and answers others with one line."""
+    """Forwards requests whose query is ASCII, and answers others with one line."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._inner = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Answer a request or forward it."""
         query: bytes = scope.get("query_string", b"")
         if query.isascii():
             await self._inner(scope, receive, send)

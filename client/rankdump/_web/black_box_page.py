@@ -1,5 +1,5 @@
-"""Frozen steps of a black box: what happened, the first value that was not finite and what it went
-through, the steps before, and the ranks that are missing.
+"""Page of frozen steps: what happened, the first value that was not finite and which tensors it
+spoilt, the steps before, and the ranks that are missing.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from rankdump.errors import CorruptedError
 
 _MAX_LISTED = 100
 _MAX_STACK = 20_000
-"""Characters of a stack."""
+"""Largest number of characters of a stack."""
 _MAX_WAY = 20
 
 
 class BlackBoxRequest(NamedTuple):
-    """Which freeze."""
+    """Which freeze the page shows."""
 
     freeze: int | None
-    """Number among the frozen trees, the earliest first; None for the latest."""
+    """Number of the freeze among the frozen trees, the earliest first; None for the latest one."""
 
 
 class RankStack(NamedTuple):
-    """What a rank was doing."""
+    """Call stack of a rank at the freeze."""
 
     rank: int
     iteration: int
@@ -57,18 +57,18 @@ class RankStack(NamedTuple):
 
 
 class FaultContent(NamedTuple):
-    """The report of one freeze."""
+    """Report of one freeze."""
 
     job_id: str
     attempt: int
     iteration: int
     world_size: int
     cause: str
-    """A sentence, as `rankdump faults` prints it."""
+    """The cause as a sentence, as `rankdump faults` prints it."""
     bad_value: tuple[str, ...]
-    """Sentences about the first value that was not finite; empty without one."""
+    """Sentences about the first value that was not finite; empty if there is none."""
     carried: tuple[str, ...]
-    """Sentences about later causes, and about the collectives in which ranks waited."""
+    """Sentences about later causes, and about collectives in which ranks waited."""
     steps: tuple[StepSummary, ...]
     ranks: tuple[str, ...]
     """Sentences about ranks that are missing, lost or unfinished."""
@@ -84,19 +84,20 @@ class BlackBoxPage:
     frozen: tuple[str, ...]
     """Roots of the frozen trees, the earliest first."""
     root: str = ""
-    """Of the one that is shown; empty without any."""
+    """Root of the frozen tree that is shown; empty if there is none."""
     fault: FaultContent | None = None
     problem: str = ""
-    """Why a freeze cannot be shown; else empty."""
+    """Why a freeze cannot be shown; empty if it can."""
     tree: int | None = None
-    """Number of the frozen tree among those that are served; None when it is not one."""
+    """Number of the frozen tree among the served trees; None if it is not served."""
     way: tuple[TensorRow, ...] = ()
-    """Of a frozen tree that is served: the tensors of the operator of the first bad value, and all
-    that are not finite, on its rank in its iteration."""
+    """If the frozen tree is served: the tensors of the operator with the first bad value, and all
+    tensors that are not finite, on its rank in its iteration.
+    """
 
 
 def make_black_box_page(sources: Sequence[DumpSource]) -> PageKind[BlackBoxRequest]:
-    """Return the page; tensors are shown of frozen trees that are among the sources."""
+    """Return the page; tensors are shown if the frozen tree is among `sources`."""
 
     def build_black_box(source: DumpSource, request: BlackBoxRequest) -> BlackBoxPage:
         frozen = source.keep("frozen trees", lambda: _list_trees(source.root))
@@ -119,7 +120,7 @@ def make_black_box_page(sources: Sequence[DumpSource]) -> PageKind[BlackBoxReque
 
 
 def parse_black_box(parameters: PageParameters) -> BlackBoxRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     return BlackBoxRequest(parameters.read_number("freeze"))
 
 
@@ -129,7 +130,7 @@ def _list_trees(root: Path) -> tuple[Path, ...]:
         return tuple(trees)
     try:
         return (find_frozen_tree(root),)
-    except CorruptedError:  # neither has one beside it nor is one
+    except CorruptedError:  # there is neither a frozen tree at the path nor one beside it
         return ()
 
 

@@ -1,5 +1,5 @@
-"""Processes that compare trees: one compares at a time, and the latest ones stay, each with its
-report, and answer with pages of its rows. The server itself holds no rows.
+"""Processes that compare trees. Only one compares at a time. The latest processes are kept, each
+with its report, and answer requests for pages of rows. The server itself has no rows in memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 MEMORY_BYTES = 2 << 30
 MAX_KEPT = 2
-"""Processes with a report that are kept."""
+"""Largest number of processes with a report that are kept."""
 _ANSWER_TIMEOUT_S = 10.0
 _NICE = 5
-"""Pages come before comparisons where processors are few."""
+"""Niceness of comparisons, so that pages have priority if there are few cores."""
 _NO_MEMORY = "the comparison needs more memory than a page may use: use rankdump diff"
 
 
 class ComparisonRequest(NamedTuple):
-    """Which parts of which trees are compared; `b` is the reference."""
+    """Parts of trees to compare, with the settings; `b` is the reference."""
 
     a: Path
     b: Path
@@ -53,28 +53,28 @@ class ComparisonRequest(NamedTuple):
     job_a: str = ""
     job_b: str = ""
     noise: Path | None = None
-    """A run that should agree with b; its errors are the tolerances."""
+    """Tree of a run that should agree with b; its errors are the tolerances."""
     rtol: float | None = None
     atol: float | None = None
     tolerance: tuple[str, ...] = ()
-    """Largest normal errors by names, as `PATTERN=ERROR`."""
+    """Largest normal errors by name, as `PATTERN=ERROR`."""
     mapping: tuple[tuple[str, str], ...] = ()
-    """Names of a with those of b that they are paired with."""
+    """Pairs of a name on side a and the name on side b that it corresponds to."""
     unshard: bool | None = None
     """Whether ranks are joined; None for the default of `compare`."""
 
 
 class ComparisonState(NamedTuple):
-    """How far a comparison is, and what is known of it."""
+    """Progress of a comparison, and its result so far."""
 
     state: str
-    """`waiting` for another one, `running`, `ready` or `failed`."""
+    """`waiting` for another comparison, `running`, `ready` or `failed`."""
     done: int = 0
-    """Pairs of tensors that are compared."""
+    """Number of pairs of tensors that have been compared."""
     total: int = 0
-    """0 while the trees are read."""
+    """Number of all pairs; 0 while the trees are being read."""
     seconds: float = 0.0
-    """Since it began."""
+    """Seconds since the comparison began."""
     failure: str = ""
     summary: ComparisonSummary | None = None
     excerpt: RowExcerpt | None = None
@@ -84,7 +84,7 @@ _OWN_SETTINGS = (
     *("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),
     *("rtol", "atol", "unshard"),
 )
-"""Fields that are arguments of `compare` as they are."""
+"""Fields that are passed to `compare` unchanged."""
 _Stamps = tuple[tuple[int, ...], ...]
 
 
@@ -93,7 +93,7 @@ class _ComparisonFailure(NamedTuple):
 
 
 class _KeptComparison:
-    """One process, and what it has said so far."""
+    """One process with its answer so far."""
 
     def __init__(self, request: ComparisonRequest, timeout_s: float) -> None:
         self.stamps = _read_stamps(request)
@@ -105,7 +105,7 @@ class _KeptComparison:
         self._timeout_s = timeout_s
 
     def is_running(self) -> bool:
-        """Return whether it has no answer yet; takes one that is there."""
+        """Return whether the process has not answered yet; fetches the answer if there is one."""
         if self.answer is None and (self.process.pipe.poll() or not self.process.is_alive):
             try:
                 self.answer = self.process.pipe.recv()
@@ -114,7 +114,7 @@ class _KeptComparison:
         return self.answer is None
 
     def select(self, wanted: RowSelection) -> RowExcerpt | None:
-        """Return rows of the report; None when the process has ended."""
+        """Return rows of the report; None if the process has ended."""
         try:
             self.process.pipe.send(wanted)
             if self.process.pipe.poll(_ANSWER_TIMEOUT_S):
@@ -133,7 +133,7 @@ class _KeptComparison:
 
 
 class ComparisonProcesses:
-    """Starts comparisons, one at a time, and keeps the latest until their trees change."""
+    """Starts comparisons, one at a time, and keeps the latest ones until their trees change."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -141,10 +141,11 @@ class ComparisonProcesses:
         self._kept: OrderedDict[ComparisonRequest, _KeptComparison] = OrderedDict()
 
     def look(self, request: ComparisonRequest, wanted: RowSelection) -> ComparisonState:
-        """Return how far a comparison is, without waiting for it; it begins with the first look.
+        """Return the state of a comparison, without waiting for it; the first call starts the
+        comparison.
 
-        A result is shown once in any case. After that, it is compared again when a tree has
-        changed, unless the rows of a later page are wanted. CorruptedError for a tree that is gone.
+        A result is returned at least once. After that, the trees are compared again if one of them
+        has changed, unless rows of a later page are wanted. CorruptedError for a tree that is gone.
         """
         with self._lock:
             found = self._kept.get(request)
@@ -197,12 +198,12 @@ def _read_stamps(request: ComparisonRequest) -> _Stamps:
 def serve_comparison(
     pipe: Connection, request: ComparisonRequest, progress: MutableSequence[int], timeout_s: float
 ) -> None:
-    """Compare, then answer with rows until the other side closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    """Compare, then answer requests for rows until the other side closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server
     os.nice(_NICE)
     leave_pandas_out()
     limit_address_space(MEMORY_BYTES)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)  # ends this process
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)  # the signal ends this process
     try:
         view = compare_request(request, progress)
     except RankdumpError as error:
@@ -225,7 +226,9 @@ def serve_comparison(
 
 
 def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) -> ComparisonView:
-    """Return the view of a comparison in this process; raises what `compare` does."""
+    """Compare in this process and return the view of the report; raises the same errors as
+    `compare`.
+    """
     from rankdump._analysis.compare.comparison import compare
     from rankdump._analysis.reader.dump import open_dump
 
@@ -242,7 +245,7 @@ def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) 
         mapping=dict(request.mapping) or None,
         tolerance=parse_tolerances(request.tolerance),
         noise=() if request.noise is None else (request.noise,),
-        processes=1,  # a process that ends with its server may have none below it
+        processes=1,  # a process that ends with its server may not have child processes
         progress=report_progress,
     )
     parts = (
@@ -253,7 +256,7 @@ def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) 
 
 
 def _find_part(dump: Dump, job: str, attempt: int | None) -> JobAttempt:
-    """Return which attempt `compare` has chosen: the last one, where there are several."""
+    """Return the attempt that `compare` chooses: the last one, if there are several."""
     if attempt is None and dump.has_several_attempts:
         attempt = dump.attempts[-1]
     return JobAttempt(job, attempt)

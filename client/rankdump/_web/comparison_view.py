@@ -1,5 +1,5 @@
-"""What the page of a comparison shows of a report: its sentences, and rows page by page. The report
-itself stays in the process that made it. Pure.
+"""View of a comparison's report: its sentences, and its rows page by page. The report itself stays
+in the process that made it. Pure.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rankdump._web.page_kinds import LineExcerpt, slice_page
 
 PAGE_ROWS = 100
 _MAX_LINES = 40
-"""Sentences of one kind that are shown."""
+"""Largest number of sentences of one kind that are shown."""
 _MAX_TEXT = 2000
 _MAX_FILES = 4
-"""Files of a joined tensor that are named."""
+"""Largest number of files of a joined tensor that are named."""
 _JUDGED = TensorVerdict.NORMAL, TensorVerdict.DIFFERENT
 _FAULTS = (TensorVerdict.NAN, TensorVerdict.SHAPE, TensorVerdict.DIFFERENT)
 
 
 class VerdictCount(NamedTuple):
-    """Pairs of tensors with one verdict."""
+    """Number of pairs of tensors with one verdict."""
 
     verdict: str
     pairs: int
@@ -49,7 +49,7 @@ class VerdictCount(NamedTuple):
 
 
 class ComparisonSummary(NamedTuple):
-    """All of a report but its rows."""
+    """The whole report except for its rows."""
 
     a: str
     b: str
@@ -59,11 +59,11 @@ class ComparisonSummary(NamedTuple):
     """The first line about origins, as `rankdump diff` prints it."""
     origin_lines: tuple[str, ...]
     origin_row: int | None
-    """Number of the first row of the call that they name first; None without one."""
+    """Number of the first row of the call that `sentence` names; None if it names none."""
     card_differences: tuple[str, ...]
-    """What differs before the first operator."""
+    """Differences before the first operator."""
     counts: tuple[VerdictCount, ...]
-    """The worst verdict first."""
+    """Counts by verdict, the worst verdict first."""
     kinds: tuple[str, ...]
     rank_origins: LineExcerpt
     settings: str
@@ -74,26 +74,26 @@ class ComparisonSummary(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    """Where the page of a tensor of one side is."""
+    """Parameters of the page that shows the tensor of one side."""
 
     name: str
     side: str
     slot: int
     rank: int | None
-    """None where only the tensor of all ranks is known."""
+    """Rank of the tensor; None if only the tensor of all ranks is known."""
     iteration: int | None
     job: str
     attempt: int | None
     layout: str
-    """Which part of a logical tensor it is; empty where that is not known."""
+    """Part of the logical tensor that it is; empty if that is unknown."""
 
 
 class SideFact(NamedTuple):
-    """Something that is known of both tensors of a pair."""
+    """A fact about both tensors of a pair."""
 
     name: str
     a: str | float | None
-    """None where it is not known of this side."""
+    """The fact on side a; None if it is not known there."""
     b: str | float | None
 
 
@@ -101,27 +101,28 @@ class ComparedRow(NamedTuple):
     """One pair of tensors."""
 
     number: int
-    """Of the row in the report, from 0."""
+    """Number of the row in the report, from 0."""
     rank: int
     iteration: int | None
     name: str
-    """Both names in full where they differ."""
+    """Name of the call; both full names if they differ."""
     short_name: str
     name_a: str
-    """Name of the call of a, as a mapping has it; empty without one."""
+    """Name of the call on side a, as a mapping uses it; empty if side a has none."""
     name_b: str
     place: str
     verdict: str
     agrees: bool
     is_suspect: bool
-    """Whether the call may be the origin."""
+    """Whether the call may be the origin of the difference."""
     rule: str
-    """Which paired the calls; empty without a partner."""
+    """Rule that paired the calls; empty if the call has no partner."""
     dtype_and_shape: str
     error_ratio: float | None
     judged_by: str
-    """Noise runs, a tolerance or rounding that decided, or which elements count as close; empty
-    where nothing had to be judged."""
+    """What decided about the pair: noise runs, a tolerance, rounding, or the limits for close
+    elements; empty if nothing had to be judged.
+    """
     max_absolute: float
     cosine: float | None
     close_share: str
@@ -132,43 +133,45 @@ class ComparedRow(NamedTuple):
 
 
 class RowSelection(NamedTuple):
-    """Which rows are shown."""
+    """Selection of the rows to show."""
 
     verdicts: frozenset[str]
     row: int
-    """Number of the first row, if it has one of the verdicts; else the next that has."""
+    """Number of the first row, if it has one of the verdicts; else the next row that has."""
     opened: int | None = None
-    """Number of the row of which both sides are shown."""
+    """Number of the row for which facts of both sides are shown; None for no row."""
 
 
 class RowExcerpt(NamedTuple):
-    """Rows of one page, and where others begin; None where there are none."""
+    """Rows of one page, and the numbers at which the neighbouring pages begin; None if there are
+    none.
+    """
 
     rows: tuple[ComparedRow, ...]
     total: int
-    """Rows with these verdicts, on all pages."""
+    """Number of rows with these verdicts on all pages."""
     previous_row: int | None
     next_row: int | None
     previous_difference: int | None
     next_difference: int | None
     facts: tuple[SideFact, ...]
-    """What is known of both sides of the opened row."""
+    """Facts about both sides of the opened row."""
 
 
 class ComparisonView:
-    """A report, ready to be shown in parts."""
+    """A report, prepared for showing it in parts."""
 
     def __init__(
         self, report: ComparisonReport, parts: Sequence[JobAttempt] = (EVERYTHING, EVERYTHING)
     ) -> None:
-        """`parts` are those of a and b that the report is about."""
+        """`parts` contains the jobs or attempts of a and b that the report is about."""
         self._report, self._parts = report, parts
         self._suspects = collect_suspect_keys(report)
         self._verdicts = [row.outcome.verdict.value for row in report.rows]
         self._selected: tuple[frozenset[str], list[int], list[int]] = (frozenset(), [], [])
 
     def summarize(self) -> ComparisonSummary:
-        """Return all but the rows."""
+        """Return the whole report except for its rows."""
         report = self._report
         counts = count_verdicts(report.rows)
         first, *more = report_text.format_origins(report)
@@ -218,7 +221,7 @@ class ComparisonView:
         return tuple(SideFact(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)))
 
     def _find_judge(self, row: ComparisonRow) -> str:
-        """Return what decided about a pair; empty where nothing had to be judged."""
+        """Return what decided about a pair; empty if nothing had to be judged."""
         found, settings = row.outcome, self._report.settings.tolerances
         if found.judged_by or found.verdict not in _JUDGED:
             return found.judged_by
@@ -235,7 +238,7 @@ class ComparisonView:
         return next((at for at, row in rows if make_call_key(row) == key), None)
 
     def _list_numbers(self, verdicts: frozenset[str]) -> tuple[list[int], list[int]]:
-        """Return the numbers of the rows with some verdicts, and of those that do not agree."""
+        """Return the numbers of the rows with these verdicts, and of the rows that do not agree."""
         if self._selected[0] != verdicts:
             bad = {each.value for each in TensorVerdict if not each.agrees}
             numbers = [at for at, verdict in enumerate(self._verdicts) if verdict in verdicts]
@@ -277,10 +280,11 @@ class ComparisonView:
     def _find_place(
         self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: JobAttempt
     ) -> TensorPlace | None:
-        """Return where a tensor is: the first of its parts, where it is joined."""
+        """Return the place of a tensor; if it is joined, the place of its first part."""
         if tensor is None:
             return None
-        # The program of all ranks has the number of the lowest, which need not have the tensor.
+        # The program of all ranks has the number of the lowest rank, which need not have the
+        # tensor.
         rank = None if self._report.is_joined else place[0]
         entry = tensor.entry or next(iter(tensor.parts), None)
         if entry is not None:
@@ -293,7 +297,7 @@ class ComparisonView:
 
 
 def _describe_tensor(tensor: DumpedTensor) -> dict[str, str | float]:
-    """Return what a report knows of a tensor, by names."""
+    """Return the facts about a tensor in a report, by name."""
     found: dict[str, str | float] = {"type": tensor.dtype}
     if tensor.shape is not None:
         found["shape"] = " x ".join(map(str, tensor.shape)) or "scalar"

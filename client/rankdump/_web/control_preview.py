@@ -1,5 +1,5 @@
-"""What an order will do, said before it is given. Pure: it follows from the order and the latest
-status, for daemons have no trial of an order.
+"""Preview of an order: what it will do, shown before it is sent. Pure: the preview follows from the
+order and the latest status, because daemons cannot try an order without carrying it out.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rankdump._web.page_kinds import AbsentPageError
 
 
 class PreviewLine(NamedTuple):
-    """A sentence of a preview, and the question that it answers."""
+    """A sentence of a preview, with the question that it answers."""
 
     title: str
     text: str
 
 
 class OrderPreview(NamedTuple):
-    """What an order will do."""
+    """Description of what an order will do."""
 
     button: str
     lines: tuple[PreviewLine, ...]
     warnings: tuple[str, ...]
-    """What has a surprising effect."""
+    """Sentences about surprising effects of the order."""
 
 
 _BUTTONS = {
@@ -48,7 +48,7 @@ _SAVED_WORDS = {
 
 
 def select_job(view: StatusView, job_id: str) -> tuple[RankTally, ...]:
-    """Return the ranks of a job in their last attempt; AbsentPageError for an unknown one."""
+    """Return the ranks of a job in their last attempt; AbsentPageError for an unknown job."""
     tallies = tally_ranks(view)
     found = tuple(each for each in tallies if each.job_id == job_id and not each.is_followed)
     if not found:
@@ -58,7 +58,7 @@ def select_job(view: StatusView, job_id: str) -> tuple[RankTally, ...]:
 
 
 def preview_order(view: StatusView, order: ControlOrder) -> OrderPreview:
-    """Return what an order will do.
+    """Return the preview of an order.
 
     ConfigError for values that are not allowed, AbsentPageError for an unknown job.
     """
@@ -125,7 +125,9 @@ def _describe_place(view: StatusView, tallies: Sequence[RankTally], *, is_freeze
 
 
 def _list_roots(view: StatusView, tallies: Sequence[RankTally]) -> Iterator[str]:
-    """Yield the trees that may be those of a job: a view does not say which is whose."""
+    """Yield the trees that may belong to a job, because a view does not tell which tree belongs to
+    which job.
+    """
     jobs = {each.job_id for each in view.sessions}
     if len(jobs) == 1 or not view.needs:
         yield from view.roots
@@ -135,7 +137,7 @@ def _list_roots(view: StatusView, tallies: Sequence[RankTally]) -> Iterator[str]
 
 
 def describe_plans(tallies: Sequence[RankTally]) -> tuple[str, ...]:
-    """Return what ranks that run dump now, one sentence for those with the same plan."""
+    """Return one sentence for each plan about the running ranks that dump by it."""
     by_text: dict[str, list[int]] = {}
     for tally in tallies:
         if tally.state == SessionState.OPEN.value:

@@ -1,6 +1,6 @@
-"""Comparison of two trees, or of two ranks or iterations of one: where a difference starts, and the
-pairs of tensors in the order of execution, by verdict. Pairs of names that a person chose to be one
-are in the address, and in the file that `rankdump diff --map` reads.
+"""Page that compares two trees, or two ranks or iterations of one tree: where a difference starts,
+and the pairs of tensors in execution order, by verdict. Pairs of names that a person chose are in
+the address, and in a file for `rankdump diff --map`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ComparisonLook = Callable[[ComparisonRequest, RowSelection], ComparisonState]
 
 
 class DiffRequest(NamedTuple):
-    """What is compared, and which rows are shown."""
+    """The trees and settings of a comparison, and which rows are shown."""
 
     a: int | None
-    """Number of the tree; None when nothing is compared yet."""
+    """Number of the tree on side a; None if nothing is compared yet."""
     b: int | None
     rank_a: int | None
     rank_b: int | None
@@ -49,23 +49,23 @@ class DiffRequest(NamedTuple):
     rtol: float | None
     atol: float | None
     tolerance: str
-    """Largest normal errors by names: `PATTERN=ERROR`, one a line."""
+    """Largest normal errors by name: one `PATTERN=ERROR` per line."""
     unshard: str
-    """`1` to join ranks, `0` to compare rank with rank; empty for what fits the jobs."""
+    """`1` to join ranks, `0` to compare rank with rank; empty for the choice that fits the jobs."""
     pairs: NamePairs
-    """Names that are paired by hand."""
+    """Names that a person paired."""
     pick_a: str
-    """Name of a call of a that is to be paired with one of b."""
+    """Name of a call on side a that a person will pair with one of side b."""
     pick_b: str
     verdicts: tuple[str, ...]
-    """The worst first; empty for those that do not agree."""
+    """Verdicts that are shown, the worst first; empty for those that do not agree."""
     row: int | None
     """Number of the first row on the page."""
     opened: int | None
-    """Number of the row of which both sides are shown."""
+    """Number of the row for which facts of both sides are shown."""
 
     def get_values(self) -> dict[str, object]:
-        """Return the parameters of the comparison, without those of rows."""
+        """Return the parameters of the comparison, without those that select rows."""
         values = self._asdict() | {"pairs": format_pairs(self.pairs)}
         own = "verdicts", "row", "opened", "pick_a", "pick_b"
         return {
@@ -82,13 +82,13 @@ class DiffRequest(NamedTuple):
 
 
 class VerdictChip(NamedTuple):
-    """A verdict of the filter."""
+    """One verdict in the filter of verdicts."""
 
     verdict: str
     pairs: int
     is_chosen: bool
     toggled: str
-    """Parameter `verdicts` with the other choice about this one."""
+    """Parameter `verdicts` if this verdict is switched on or off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +98,21 @@ class DiffPage:
     request: DiffRequest
     trees: tuple[str, ...]
     comparison: ComparisonState | None
-    """None when nothing is compared yet."""
+    """State of the comparison; None if nothing is compared yet."""
     chips: tuple[VerdictChip, ...]
     has_attempts: bool
     """Whether a chosen tree has several jobs or attempts."""
 
 
 def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageKind[DiffRequest]:
-    """Return the page; `look` returns how far a comparison is."""
+    """Return the page; `look` returns the state of a comparison."""
 
     def parse_diff(parameters: PageParameters) -> DiffRequest:
         return _parse_diff(parameters, len(sources))
 
     def build_diff(_: DumpSource, request: DiffRequest) -> DiffPage:
         trees = tuple(str(source.root) for source in sources)
-        # Of the chosen trees alone: there may be many, and each holds memory.
+        # Only the chosen trees are asked, because there may be many trees and each takes memory.
         sides = {request.a, request.b} - {None}
         has_attempts = any(len(sources[side or 0].attempts) > 1 for side in sides)
         if request.a is None or request.b is None:
@@ -210,7 +210,7 @@ def _make_chips(found: ComparisonState, chosen: frozenset[str]) -> tuple[Verdict
 
 
 NamePairs: TypeAlias = "tuple[tuple[str, str], ...]"
-"""Names of a with those of b."""
+"""Names on side a, each with the name on side b."""
 _FORM = "a JSON object of names of a with names of b, or lines name_a,name_b"
 _FULL = (
     f"pairs of together {MAX_TEXT:,} characters: download the mapping, and use rankdump diff --map"
@@ -218,7 +218,7 @@ _FULL = (
 
 
 class PairChoice(NamedTuple):
-    """Pairs, and the name of one side that has no partner yet."""
+    """Pairs of names, and the name on one side that has no partner yet."""
 
     pairs: NamePairs
     pick_a: str
@@ -226,8 +226,8 @@ class PairChoice(NamedTuple):
 
 
 def parse_pairs(parameters: PageParameters) -> PairChoice:
-    """Return the choice of an address: names that are picked on both sides are a pair, and `drop`
-    is the number of a pair that is not one any more.
+    """Return the choice that an address contains. Names that are picked on both sides become a
+    pair; the pair with the number `drop` is removed.
     """
     pairs = _parse_text(parameters.read_text("pairs"))
     pick_a, pick_b = parameters.read_text("pick_a"), parameters.read_text("pick_b")
@@ -245,17 +245,18 @@ def parse_pairs(parameters: PageParameters) -> PairChoice:
 def _parse_text(text: str) -> NamePairs:
     try:
         found = parse_name_mapping("pairs", text)
-        _ = [name.encode() for pair in found.items() for name in pair]  # JSON has surrogates
+        # a text from JSON may have surrogates
+        _ = [name.encode() for pair in found.items() for name in pair]
         return tuple(found.items())
     except (ConfigError, UnicodeEncodeError):
         raise ParameterError("pairs", text, _FORM) from None
 
 
 def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return the pairs for an address; empty for none."""
+    """Return the pairs as a text for an address; empty if there are none."""
     return json.dumps(dict(pairs), separators=(",", ":")) if pairs else ""
 
 
 def format_mapping_file(pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Return the file that `rankdump diff --map` reads."""
+    """Return the content of a file for `rankdump diff --map`."""
     return f"{json.dumps(dict(pairs), indent=1)}\n".encode()

@@ -1,8 +1,8 @@
-"""What pages read of one tree: rows of its table, and values of readers that are kept until the
-tree changes. One instance for each tree, for all threads of a server.
+"""Data of one tree for the pages: rows of its table, and results of readers, which are kept until
+the tree changes. There is one instance for each tree, which all threads of a server share.
 
-The list of the trees that a server shows may grow while it runs, in an order that stays: pages name
-a tree by its number.
+Trees may be added to the list of a server while it runs. Their order never changes, because pages
+name a tree by its number.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MAX_KEPT = 128
-"""Values that are kept for a tree; each is at most a page's."""
+"""Largest number of results that are kept for a tree; each is at most the content of a page."""
 PAGE_LIMITS = QueryLimits(timeout_s=20.0, memory_bytes=96 << 20, threads=2)
-"""For statements of pages, not of people."""
+"""Limits for the statements of pages; statements of people have others."""
 _TreeStamp = tuple[int, ...]
 
 
 class JobAttempt(NamedTuple):
-    """A job, or one attempt of it."""
+    """A job, or one attempt of a job."""
 
     job: str = ""
-    """Empty for all jobs."""
+    """Id of the job; empty for all jobs."""
     attempt: int | None = None
-    """None for all attempts."""
+    """Number of the attempt; None for all attempts."""
 
 
 EVERYTHING = JobAttempt()
 
 
 class _TreeState:
-    """What is open and known of a tree, for all its parts."""
+    """Open files and kept results of a tree, which its jobs and attempts share."""
 
     def __init__(self, root: Path) -> None:
         self.dump = reader.open(root)
@@ -75,7 +75,7 @@ class _TreeState:
 
 
 class DumpSource:
-    """A tree, or one job or attempt of it, as pages see it."""
+    """A tree, or one job or attempt in it, as the pages access it."""
 
     def __init__(self, root: Path) -> None:
         """CorruptedError when the folder is not a dump."""
@@ -84,19 +84,21 @@ class DumpSource:
         self._state = _TreeState(root)
 
     def select(self, part: JobAttempt) -> DumpSource:
-        """Return the same tree with the tensors and iterations of a job or attempt alone."""
+        """Return the same tree, restricted to the tensors and iterations of a job or attempt."""
         selected = copy(self)
         selected.part = part
         return selected
 
     @property
     def dump(self) -> Dump:
-        """The whole tree, as the reader sees it."""
+        """The whole tree as a `Dump`."""
         return self._state.dump
 
     @property
     def attempts(self) -> tuple[JobAttempt, ...]:
-        """The attempts of all jobs in the tree, by job and number; none of another tool's dump."""
+        """The attempts of all jobs in the tree, sorted by job and number; none for another tool's
+        dump.
+        """
         return self.select(EVERYTHING).keep("attempts", self._find_attempts)
 
     def _find_attempts(self) -> tuple[JobAttempt, ...]:
@@ -111,23 +113,26 @@ class DumpSource:
     def get_rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         """Return the rows of a SELECT over `tensors` and `iterations`.
 
-        Rows are kept until the tree changes. Raises what `run_query` does, and CorruptedError for a
-        damaged table.
+        The result is kept until the tree changes. Raises the same errors as `run_query`, and
+        CorruptedError for a damaged table.
         """
         return self.keep((sql, *values), lambda: self.read_table(sql, values).to_pylist())
 
     def read_table(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
-        """Return the rows of a SELECT as a table, for many rows; raises what `get_rows` does."""
+        """Return the rows of a SELECT as a table, for many rows; raises the same errors as
+        `get_rows`.
+        """
         sql, values = _restrict_statement(sql, values, self.part)
         try:
             return self._open_table().run(sql, values)
         except QueryError:
-            # The agent may have replaced files of the table since they were listed.
+            # The agent may have replaced files of the table since they were listed, so the table is
+            # opened again.
             self.close()
             return self._open_table().run(sql, values)
 
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what `make` returned for a key, as long as the tree has not changed since."""
+        """Return the result of `make` for a key; it is kept until the tree changes."""
         self._forget_changed()
         state, key = self._state, (self.part, key)
         with state.lock:
@@ -144,7 +149,9 @@ class DumpSource:
         return made
 
     def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return the same as `keep`, but hold no more than one value of a name: a large one."""
+        """Return the same as `keep`, but keep only the latest result with this name, because it is
+        large.
+        """
         held = self.select(EVERYTHING).keep(("latest", name), dict[Hashable, Any])
         key = self.part, key
         if key in held:
@@ -156,7 +163,7 @@ class DumpSource:
 
     @property
     def has_table(self) -> bool:
-        """Whether the tree has a table, which answers in place of its files."""
+        """Whether the tree has a table, which is read in place of its files."""
         return self.keep("has table", lambda: bool(list_tensor_files(self.root)))
 
     def close(self) -> None:
@@ -188,7 +195,7 @@ class DumpSource:
 
 
 def find_tree_number(sources: Iterable[DumpSource], root: Path) -> int | None:
-    """Return the number of a tree among the sources; None for one that is not served."""
+    """Return the number of a tree among the sources; None for a tree that is not served."""
     wanted = root.resolve()
     numbers = (at for at, source in enumerate(sources) if source.root.resolve() == wanted)
     return next(numbers, None)
@@ -209,7 +216,7 @@ def find_page_views(root: Path) -> TableViews:
 def _restrict_statement(
     sql: str, values: Sequence[object], part: JobAttempt
 ) -> tuple[str, Sequence[object]]:
-    """Return a SELECT over the rows of a job or attempt alone."""
+    """Return a SELECT that is restricted to the rows of a job or attempt, with its values."""
     named = {"CAST(job AS VARCHAR)": part.job or None, "attempt": part.attempt}
     chosen = {name: value for name, value in named.items() if value is not None}
     if not chosen:
@@ -222,7 +229,7 @@ def _restrict_statement(
 
 
 def read_tree_stamp(root: Path) -> _TreeStamp:
-    """Return numbers that change when a tree has another iteration, order, freeze or table.
+    """Return numbers that change whenever the tree gets another iteration, order, freeze or table.
 
     CorruptedError when the tree is gone.
     """
@@ -264,7 +271,7 @@ class TensorRow:
     rank: int
     attempt: int
     iteration: int | None
-    """None for a constant of a graph."""
+    """Iteration; None for a constant of a graph."""
     position: int
     name: str
     short_name: str
@@ -283,16 +290,16 @@ class TensorRow:
     avg: float | None
     nonfinite: bool
     path: str
-    """Below the root; empty for statistics without elements."""
+    """Path below the root of the tree; empty if only statistics were kept."""
     member: str
 
 
 def match_rows(
     *, search: str = "", rank: int | None = None, iteration: int | None = None
 ) -> tuple[list[str], list[object]]:
-    """Return conditions of a SELECT over `tensors`, joined by AND, and their values.
+    """Return conditions for a SELECT over `tensors`, which are joined by AND, and their values.
 
-    `search` is a part of the name of the operator, without regard to case.
+    `search` is a part of the operator's name, in upper or lower case.
     """
     conditions, values = ["true"], list[object]()
     if search:
@@ -306,7 +313,7 @@ def match_rows(
 
 
 def read_rows(source: DumpSource, rest: str, values: Sequence[object]) -> tuple[TensorRow, ...]:
-    """Return rows of a SELECT over `tensors`, whose `rest` begins behind WHERE."""
+    """Return the rows of a SELECT over `tensors`; `rest` is the text after WHERE."""
     found = source.get_rows(f"SELECT {_ROW_COLUMNS} FROM tensors WHERE {rest}", values)
     return tuple(map(make_row, found))
 
@@ -326,7 +333,7 @@ def make_row(found: Mapping[str, Any]) -> TensorRow:
 
 
 MAX_OPEN = 8
-"""Trees whose tables are open: each holds memory."""
+"""Largest number of trees whose tables are open, because each takes memory."""
 
 
 class SourceList(Sequence[DumpSource]):
@@ -340,20 +347,22 @@ class SourceList(Sequence[DumpSource]):
         self._lock = threading.Lock()
 
     def add(self, roots: Iterable[Path]) -> None:
-        """Add the trees that are not known; those that have not begun yet follow when they have."""
+        """Add the trees that are not known; a tree that no job has begun yet is added
+        when one has.
+        """
         with self._lock:
             new = [root for root in dict.fromkeys(roots) if root not in self._known]
             self._known.update(new)
             self._waiting += new
 
     def list_waiting(self) -> tuple[Path, ...]:
-        """Return the trees that have not begun yet."""
+        """Return the trees that no job has begun yet."""
         with self._lock:
             self._open_waiting()
             return tuple(self._waiting)
 
     def close(self) -> None:
-        """Close all tables."""
+        """Close the tables of all trees."""
         for source in tuple(self):
             source.close()
 

@@ -1,4 +1,4 @@
-"""Templates of the pages: everything is escaped, and a name that is not defined is an error."""
+"""Templates of the pages. All values are escaped, and a name that is not defined is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIGITS = 6
 
 @cache
 def get_environment() -> Environment:
-    """Return the environment of all templates, which it compiles once in a process."""
+    """Return the environment for all templates, which compiles each of them once per process."""
     made = Environment(
         loader=PackageLoader("rankdump._web", "templates"),
         autoescape=True,
@@ -49,7 +49,7 @@ def get_environment() -> Environment:
 
 
 def format_number(value: float | None) -> str:
-    """Return a statistic as a text of six digits; a dash for none."""
+    """Return a statistic as text with six digits; a dash for None."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, int):
@@ -60,23 +60,25 @@ def format_number(value: float | None) -> str:
 
 
 def format_measure(value: float | None) -> str:
-    """Return a measure of a difference as a text; a dash where it has no meaning."""
+    """Return a measure of a difference as text; a dash if the measure has no meaning."""
     return format_number(None if value is None or math.isnan(value) else value)
 
 
 def format_element(value: Any) -> str:
-    """Return an element as a text: a number of six digits, or what it is."""
+    """Return an element as text: a number with six digits; anything else unchanged."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return format_number(value) if is_number else str(value)
 
 
 def format_shape(extents: Iterable[int]) -> str:
-    """Return a shape for people; `scalar` for one without dimensions."""
+    """Return a shape as text; `scalar` for a shape without dimensions."""
     return " \N{MULTIPLICATION SIGN} ".join(map(str, extents)) or "scalar"
 
 
 def make_address(path: str, tree: int, values: Mapping[str, Any] | None = None) -> str:
-    """Return the address of a page with the parameters that have a value, and of the choice."""
+    """Return the address of a page, with the parameters that have a value and those of the tree
+    choice.
+    """
     kept = {
         name: int(value) if isinstance(value, bool) else value
         for name, value in (values or {}).items()
@@ -87,18 +89,18 @@ def make_address(path: str, tree: int, values: Mapping[str, Any] | None = None) 
 
 
 def _get_choice(tree: int) -> dict[str, Any]:
-    """Return the parameters that all links of a page have."""
+    """Return the parameters that all links of a page have in common."""
     return (tree if isinstance(tree, TreeChoice) else TreeChoice(tree)).get_values()
 
 
 def make_choice_inputs(tree: int) -> Markup:
-    """Return the hidden inputs with which a form keeps the choice."""
+    """Return hidden inputs that make a form keep the tree choice."""
     line = Markup('<input type="hidden" name="{}" value="{}">')
     return Markup("").join(line.format(*each) for each in _get_choice(tree).items())
 
 
 def get_tensor_values(row: TensorRow, tree: int) -> dict[str, Any]:
-    """Return the parameters of the page of a tensor at its place."""
+    """Return the parameters of the page that shows a row's tensor at its place."""
     names = ("name", "side", "slot", "rank", "iteration")
     has_attempts = isinstance(tree, TreeChoice) and tree.has_attempts
     own = ("job", "attempt") if has_attempts else ()

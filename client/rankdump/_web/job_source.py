@@ -1,8 +1,9 @@
-"""A running job as the live page sees it: its status, a way to change what it dumps, and the stream
-of its states. The command asks a daemon; a daemon can serve itself.
+"""A running job for the live page: its status, a way to change what it dumps, and the stream of its
+states. `rankdump web` gets them from a daemon; the pages of a coordinator get them from that
+coordinator.
 
-States are read once for all who watch, and only while somebody does. A browser that is slow gets
-the latest state when it is ready for it: none wait for it in memory.
+States are read once for all browsers that watch, and only while any does. A slow browser gets the
+latest state when it is ready for it, so no states queue up in memory.
 """
 
 from __future__ import annotations
@@ -25,34 +26,39 @@ from rankdump.errors import RankdumpError
 
 @dataclass(frozen=True, slots=True)
 class ControlOutcome:
-    """What became of an order."""
+    """Result of an order."""
 
     lines: tuple[str, ...]
-    """Sentences for people, one for all ranks of which it is true."""
+    """Sentences about the result; each names all ranks that it is true for."""
     is_complete: bool
-    """Whether every rank does it, and where the others do."""
+    """Whether every rank carries out the order, and in the same iteration."""
 
 
 class JobSource(Protocol):
-    """Source of the states of jobs, and receiver of orders to them; for all threads."""
+    """Source of the states of jobs, and receiver of orders to them; safe to use from
+    all threads.
+    """
 
     @property
     def address(self) -> str:
-        """Whom it asks, for people."""
+        """Address of the daemon, for people."""
         ...
 
     def read_status(self) -> StatusView:
-        """Return the status of all jobs; an error of rankdump when it is not known now."""
+        """Return the status of all jobs; an error of rankdump if it cannot be determined now."""
         ...
 
     def list_actions(self) -> tuple[ControlAction, ...]:
-        """Return what may be asked, as far as that is known before; nothing without the role."""
+        """Return the actions that may be requested, as far as that is known in advance; none
+        without the role.
+        """
         ...
 
     def send_control(self, order: ControlOrder) -> ControlOutcome:
-        """Carry out an order, which takes seconds; the same order is carried out once.
+        """Let a job carry out an order, which takes seconds; the same order is carried out only
+        once.
 
-        ForbiddenError without the role, RejectedError for a job that is not known or has ended.
+        ForbiddenError without the role, RejectedError for a job that is unknown or has ended.
         """
         ...
 
@@ -61,28 +67,28 @@ READ_INTERVAL_S = 1.0
 _RECONNECT_MS = 2000
 _END_S = 0.5
 _LINE_END = re.compile(r"\r\n|\r|\n")
-"""What ends a line of a stream of events; other separators of Unicode do not."""
+"""Line ends in an event stream; other line separators of Unicode are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """What was read at one time."""
+    """Result of one read of the status."""
 
     number: int = 0
-    """Counts the reads; 0 before the first."""
+    """Number of the read; 0 before the first one."""
     read_s: float = 0.0
-    """When, by a monotonic clock."""
+    """Time of the read, on a monotonic clock."""
     view: StatusView | None = None
-    """The latest status that is known; None before there was one."""
+    """The latest known status; None before the first one."""
     time_text: str = ""
-    """When that was, for people."""
+    """Time of the latest known status, as text."""
     problem: str = ""
-    """Why there is no later one; else empty."""
+    """Why there is no newer status; empty if there is no problem."""
     html: str = ""
 
 
 class LiveFeed:
-    """Reads states while somebody asks for them, at most one each interval."""
+    """Reads states while anyone requests them, at most one in each interval."""
 
     def __init__(
         self,
@@ -94,14 +100,16 @@ class LiveFeed:
         self._read_status, self._render, self._interval_s = read_status, render, interval_s
         self._latest = LiveState()
         self._lock = asyncio.Lock()
-        # Of its own: a daemon that does not answer must not hold the threads of pages, nor the end
-        # of a stream.
+        # A thread pool of its own: a daemon that does not answer must block neither the threads of
+        # pages nor the end of a stream.
         self._thread = ThreadPoolExecutor(1)
         self.closed = asyncio.Event()
-        """Set when the server ends; it ends all streams of events."""
+        """Set when the server ends; it ends all event streams."""
 
     async def get_fresh(self) -> LiveState:
-        """Return the latest state, read now unless somebody watches or has just asked."""
+        """Return the latest state; it is read now, unless a browser watches or someone has just
+        requested it.
+        """
         latest = self._latest
         is_fresh = time.monotonic() - latest.read_s < self._interval_s
         if latest.number and (is_fresh or self._lock.locked()):
@@ -109,7 +117,9 @@ class LiveFeed:
         return await self.get_newer(latest.number)
 
     async def get_newer(self, number: int) -> LiveState:
-        """Return a later state than the one of a number; the first who asks reads it for all."""
+        """Return a state that is newer than the one with this number; the first caller reads it for
+        all.
+        """
         async with self._lock:
             if self._latest.number > number:
                 return self._latest
@@ -132,13 +142,13 @@ class LiveFeed:
 
 
 class EventStream:
-    """Answer to a browser that watches, an ASGI application: an event for each new state."""
+    """Answer to a browser that watches, as an ASGI application: one event for each new state."""
 
     def __init__(self, feed: LiveFeed) -> None:
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the browser goes, or the server ends."""
+        """Send events until the browser disconnects or the server ends."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with anyio.create_task_group() as group:
@@ -158,12 +168,14 @@ class EventStream:
                 body = text.encode(errors="replace")
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         if self._feed.closed.is_set():
-            with anyio.move_on_after(_END_S):  # it may not take anything
+            with anyio.move_on_after(_END_S):  # the browser may not accept anything
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def iter_events(feed: LiveFeed) -> AsyncIterator[str]:
-    """Yield events without end: the time of each read, and the part of the page when it differs."""
+    """Yield events without end: the time of each read, and the changed part of the page if it
+    differs.
+    """
     yield f"retry: {_RECONNECT_MS}\n\n"
     state, shown = await feed.get_fresh(), ""
     while True:
@@ -175,6 +187,6 @@ async def iter_events(feed: LiveFeed) -> AsyncIterator[str]:
 
 
 def format_event(kind: str, text: str) -> str:
-    """Return an event with a text of any lines."""
+    """Return an event with a text that may have several lines."""
     lines = "".join(f"data: {line}\n" for line in _LINE_END.split(text))
     return f"event: {kind}\n{lines}\n"

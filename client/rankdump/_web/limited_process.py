@@ -1,5 +1,5 @@
-"""Processes of the server for work whose memory or time is not known before: each is spawned, has a
-pipe, and sets a limit of its own address space.
+"""Processes of the server for work whose memory or time is not known in advance. Each is spawned,
+has a pipe to the server, and limits its own address space.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# Not forked: threads of the server may hold locks.
+# Not forked, because threads of the server may hold locks.
 SPAWN = get_context("spawn")
 _END_S = 5.0
 _MARGIN_BYTES = 1 << 30
-"""For threads and allocators, which map more than they use."""
+"""Extra address space for threads and allocators, which map more than they use."""
 
 
 class LimitedProcess:
-    """A process that runs one function with the other end of a pipe."""
+    """A process that runs one function with its end of a pipe as the first argument."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        """Start it; the pipe is its first argument."""
+        """Start the process; the target gets the pipe as its first argument."""
         self.pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=target, args=(theirs, *arguments), daemon=True)
         self._process.start()
@@ -29,24 +29,24 @@ class LimitedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.is_alive()
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
 
     def wait_until_ended(self) -> int:
-        """Return the exit code of a process that ends: minus the number of a signal."""
+        """Wait until the process ends; return its exit code, minus the number of a signal."""
         self._process.join(_END_S)
         self.stop()
         return self._process.exitcode or 0
 
 
 def limit_address_space(memory_bytes: int) -> None:
-    """Limit the memory of this process, beyond what it has mapped so far."""
+    """Limit the address space of this process to what it has mapped so far plus `memory_bytes`."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 2 * memory_bytes + _MARGIN_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

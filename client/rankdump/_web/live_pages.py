@@ -1,8 +1,8 @@
-"""Pages of a running job: its state, which is renewed, and the steps of an order to it: what to
-change, what that will do, and what became of it.
+"""Pages of a running job: its state, which is refreshed, and the steps of an order: what to change,
+what that will do, and the result.
 
-An order is kept here when it is shown, and the request to carry it out names it: what was confirmed
-is what is done, and once.
+An order is stored here when its preview is shown, and the request to carry it out contains its id.
+So exactly the confirmed order is carried out, and only once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rankdump.errors import ForbiddenError, RejectedError, UnavailableError
 LIVE_PATH, EVENTS_PATH = "/live", "/live/events"
 CONTROL_PATH, CONFIRM_PATH, ORDER_PATH = "/live/control", "/live/confirm", "/live/order"
 _ORDER_LIFE_S = 600.0
-"""How long an order can be confirmed: the state that was shown beside it changes."""
+"""Seconds in which an order can be confirmed, because the state that was shown with it changes."""
 _MAX_ORDERS = 256
 _MAX_BODY_BYTES = 4096
 _ACTIONS = tuple(each.value for each in ControlAction)
@@ -51,30 +51,30 @@ _NO_ACTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class LivePage:
-    """Content of the page of the state."""
+    """Content of the page with the state of jobs."""
 
     content: LiveContent
     time_text: str
     actions: tuple[ControlAction, ...]
     trees: Mapping[str, int]
-    """Numbers of the trees of the jobs that are served as well."""
+    """Numbers of those trees of the jobs that are served, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPage:
-    """Content of the page that says what can be changed."""
+    """Content of the page that shows what can be changed."""
 
     job_id: str
     actions: tuple[ControlAction, ...]
     refusal: str
-    """Why nothing can be asked; empty when something can."""
+    """Why nothing can be requested; empty if something can be."""
     plans: tuple[str, ...]
-    """What is dumped now."""
+    """Sentences about what is dumped now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmPage:
-    """Content of the page that says what an order will do."""
+    """Content of the page that shows what an order will do."""
 
     order: ControlOrder
     preview: OrderPreview
@@ -82,18 +82,20 @@ class ConfirmPage:
 
 @dataclass(frozen=True, slots=True)
 class OutcomePage:
-    """Content of the page that says what became of an order."""
+    """Content of the page that shows the result of an order."""
 
     order: ControlOrder
     outcome: ControlOutcome
 
 
 PagePresenter = Callable[[Request, str, str, Any], Response]
-"""Makes the answer of a page, as HTML or as JSON, by the request, the template and the title."""
+"""Function that makes the answer for a page, as HTML or JSON, from request, template, title and
+content.
+"""
 
 
 class OrderDesk:
-    """Orders that were shown, and what became of those that were confirmed."""
+    """Orders whose preview was shown, and the results of those that were confirmed."""
 
     def __init__(self, send: Callable[[ControlOrder], ControlOutcome]) -> None:
         self._send = send
@@ -103,16 +105,17 @@ class OrderDesk:
         self._done: OrderedDict[str, OutcomePage] = OrderedDict()
 
     def offer(self, order: ControlOrder, now_s: float) -> None:
-        """Keep an order until it is confirmed."""
+        """Store an order until it is confirmed."""
         with self._lock:
             self._shown[order.id] = (order, now_s)
             while len(self._shown) > _MAX_ORDERS:
                 self._shown.popitem(last=False)
 
     def carry_out(self, order_id: str, now_s: float) -> OutcomePage:
-        """Return what became of an order, which is sent unless that was done before.
+        """Return the result of an order, which is sent now unless it was sent before.
 
-        RejectedError for one that was not shown, or too long ago, and while another is under way.
+        RejectedError for an order that was not shown, or too long ago, and while another order is
+        being carried out.
         """
         with self._lock:
             if order_id in self._done:
@@ -136,7 +139,7 @@ class OrderDesk:
 
 
 class LivePages:
-    """Answers requests about a running job."""
+    """Answers requests for the pages of a running job."""
 
     title = "Live"
     path = LIVE_PATH
@@ -157,11 +160,11 @@ class LivePages:
 
     @property
     def address(self) -> str:
-        """Whom the states come from."""
+        """Address of the daemon that the states come from."""
         return self._source.address
 
     def make_routes(self) -> list[Route]:
-        """Return the routes of all addresses."""
+        """Return the routes of all pages."""
         pages = {
             LIVE_PATH: self._answer_live,
             CONTROL_PATH: self._answer_control,
@@ -237,7 +240,9 @@ class LivePages:
 
 
 def read_order(parameters: PageParameters) -> ControlOrder:
-    """Return the order that parameters name, with a new id; operators are one each line."""
+    """Return the order that the parameters describe, with a new id; operators are given one per
+    line.
+    """
     job_id = parameters.read_text("job")
     word = parameters.read_choice("action", ("", *_ACTIONS), "")
     text = parameters.read_text("value").strip()
@@ -251,7 +256,9 @@ def read_order(parameters: PageParameters) -> ControlOrder:
 
 
 def _explain_refusal(request: Request) -> str:
-    """Return why a caller may not control a job; empty when they may, as far as the gate says."""
+    """Return why a caller may not control a job; empty if the caller may, as far as the
+    gate knows.
+    """
     return explain_refusal(CONTROL_METHOD, get_caller(request.scope), revoked=frozenset())
 
 

@@ -1,4 +1,4 @@
-"""What the live page shows of a status. Pure: what is said about ranks and jobs comes from the
+"""Content of the live page, made from a status. Pure: sentences about ranks and jobs come from the
 functions that `rankdump status` uses.
 """
 
@@ -39,19 +39,21 @@ from rankdump._core.timeouts import HintLevel
 from rankdump._core.units import format_count
 
 MAX_RANKS_LISTED = 128
-"""Ranks of a job that are listed: the part is sent to every browser when it changes."""
+"""Largest number of ranks that are listed for a job, because the list is sent to every browser when
+it changes.
+"""
 _MAX_LISTED = 50
 
 
 class LiveRank(NamedTuple):
-    """A rank, and what became of its tensors so far."""
+    """A rank, with the outcome of its tensors so far."""
 
     balance: RankBalance
     is_bad: bool
-    """Whether it crashed, was lost, or is in a call that cannot end."""
+    """Whether the rank has crashed, was lost, or waits in a call that cannot end."""
     host: str
     iteration: int | None
-    """The latest one of which its daemon knows a tensor or a wait; None for none."""
+    """Latest iteration of which its daemon knows a tensor or a wait; None if there is none."""
 
 
 class LiveJobState(NamedTuple):
@@ -68,11 +70,11 @@ class LiveJobState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveContent:
-    """Content of the part that is renewed."""
+    """Content of the part that is refreshed."""
 
     verdict: OverviewVerdict
     problem: str
-    """Why the content is not the latest; empty when it is."""
+    """Why the content is not the latest; empty if it is."""
     jobs: tuple[LiveJobState, ...]
     sentences: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -86,7 +88,7 @@ class LiveContent:
 
 
 def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
-    """Return what is shown of the latest status that is known."""
+    """Return the content for the latest known status."""
     known = view or StatusView()
     tallies = tally_ranks(known)
     ended = find_ended_jobs(tallies)
@@ -106,7 +108,7 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
         verdict=make_live_verdict(known, jobs, problem),
         problem=problem,
         jobs=tuple(jobs),
-        # Of no ranks the verdict has said all.
+        # If there are no ranks, the verdict says everything.
         sentences=tuple(sentences[:_MAX_LISTED]) if jobs else (),
         findings=known.order_findings[-_MAX_LISTED:],
         finding_count=len(known.order_findings),
@@ -122,7 +124,7 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
 def make_live_verdict(
     view: StatusView, jobs: Sequence[LiveJobState], problem: str
 ) -> OverviewVerdict:
-    """Return what is most urgent: no answer, ranks that failed, tensors or time that run short."""
+    """Return what is most urgent: no answer, failed ranks, or tensors or time that run short."""
     if problem:
         return OverviewVerdict(OverviewLevel.FAULT, f"{problem}; it is asked again every second")
     if not jobs:
@@ -154,12 +156,12 @@ def _describe_job(job: LiveJobState) -> str:
 
 def _make_job(job_id: str, tallies: list[RankTally], ended: set[str]) -> LiveJobState:
     states = Counter(tally.described_state or "unknown" for tally in tallies)
-    if len(states) > 3:  # waits differ in their seconds
+    if len(states) > 3:  # the texts of waits differ in their seconds
         states = Counter(tally.state or "unknown" for tally in tallies)
     summary = ", ".join(f"{format_count(count, 'rank')} {state}" for state, count in states.items())
     ranks = tuple(map(_make_rank, tallies))
     total = sum_balances(tallies)
-    # Ranks that failed are always among those that are listed.
+    # Ranks that failed are always among the listed ones.
     shown = sorted(ranks, key=lambda rank: not rank.is_bad)[:MAX_RANKS_LISTED]
     shown.sort(key=lambda rank: rank.balance[:2])
     return LiveJobState(job_id, job_id not in ended, summary, tuple(shown), len(ranks), total)

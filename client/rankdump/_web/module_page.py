@@ -1,5 +1,5 @@
-"""Modules of the model: the hierarchy, with what is not finite or large, and the statistics of each
-operator. A part that is not open is loaded when it is opened.
+"""Page of the model's modules: the hierarchy with marks for values that are not finite or large,
+and the statistics of each operator. A closed part is loaded when it is opened.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 
 _MAX_CHILDREN = 300
 _OPEN_ROWS = 60
-"""Modules are open from the start while no more rows than these are shown."""
+"""Modules are open at the beginning as long as no more than this number of rows is shown."""
 _MAX_LAYOUTS = 4
 
 
 class ModuleRequest(NamedTuple):
-    """Which part of the model, over which iteration and rank."""
+    """Part of the model, iteration and rank that the page shows."""
 
     under: str
     """Path of a module; empty for the whole model."""
@@ -45,7 +45,7 @@ class ModuleRow:
     large: int
     tensors: tuple[OperatorTensor, ...]
     children: tuple[ModuleRow, ...]
-    """Empty where they are loaded when it is opened."""
+    """Modules and operators in this module; empty if they are loaded when the module is opened."""
     child_count: int
 
 
@@ -55,17 +55,17 @@ class ModulePage:
 
     request: ModuleRequest
     above: tuple[tuple[str, str], ...]
-    """Name and path of each module around the part, the outermost first."""
+    """Name and path of each module that contains the part, the outermost first."""
     modules: tuple[ModuleRow, ...]
     module_count: int
     tensors: tuple[OperatorTensor, ...]
-    """Those of the operator itself."""
+    """Tensors of the part itself, if it is an operator."""
     opens_operators: bool
     """Whether the statistics of the listed operators are shown at once."""
 
 
 def parse_modules(parameters: PageParameters) -> ModuleRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     return ModuleRequest(
         under=parameters.read_text("under"),
         iteration=parameters.read_number("iteration"),
@@ -74,7 +74,7 @@ def parse_modules(parameters: PageParameters) -> ModuleRequest:
 
 
 def build_modules(source: DumpSource, request: ModuleRequest) -> ModulePage:
-    """Return the modules of a part; AbsentPageError where there is no such module."""
+    """Return the modules of a part; AbsentPageError if there is no such module."""
     place = request.iteration, request.rank
     root = source.keep(("modules", *place), lambda: _read_modules(source, *place))
     node = find_module(root, request.under)
@@ -95,7 +95,7 @@ def build_modules(source: DumpSource, request: ModuleRequest) -> ModulePage:
 
 
 def _make_row(node: ModuleNode, room: int) -> ModuleRow:
-    """Return a row; its children as well, while they fit in some rows."""
+    """Return the row of a module; with its children as long as `room` rows suffice."""
     children = [*node.children.values()] if len(node.children) <= room else []
     left = (room - len(children)) // max(1, len(children))
     return ModuleRow(

@@ -1,6 +1,7 @@
-"""Merged order of all ranks around one entry, drawn as a timeline: a bar on the lane of each rank
-that took part; and the trace of an iteration to download, or of a part of it: the published file as
-it is, else lines of that file or entries of the order, up to some megabytes.
+"""Page of the merged order of all ranks around one entry, drawn as a timeline with a bar on the
+lane of each rank that took part; and the download of an iteration's trace, or of a part of it. A
+whole trace is the published file; a part consists of lines of that file, or is made from entries of
+the order, up to some megabytes.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from rankdump._web.page_kinds import AbsentPageError, PageKind, PageParameters
 from rankdump.errors import CorruptedError, ExhaustedError
 
 MAX_PART_BYTES = 32 << 20
-"""Of a part, which is made in memory; a whole published file is sent as it is read."""
+"""Largest size in bytes of a part, which is made in memory; a whole published file is sent while it
+is read.
+"""
 _MAX_TRACES = 100
 
 
 class TraceRequest(NamedTuple):
-    """Which trace, and the part of it."""
+    """Selection of a trace, and of a part of it."""
 
     iteration: int
     trace: int
-    """Number among the published traces of the iteration."""
+    """Number of the trace among the published traces of the iteration."""
     part: TracePart
 
 
@@ -53,17 +56,17 @@ class TraceFile(NamedTuple):
 
 
 class TraceLink(NamedTuple):
-    """A trace that the page of the order names."""
+    """Link from the page of the order to a trace."""
 
     number: int
     graph: int | None
-    """None for one that is made of the entries of all graphs."""
+    """Graph of the trace; None for a trace that is made from the entries of all graphs."""
     attempt: int | None
     size_bytes: int | None
 
 
 def parse_trace(parameters: PageParameters) -> TraceRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     part = TracePart(
         parameters.read_number("rank"),
         parameters.read_number("first"),
@@ -74,7 +77,7 @@ def parse_trace(parameters: PageParameters) -> TraceRequest:
 
 
 def open_order(source: DumpSource) -> PublishedOrder:
-    """Return the order of the chosen job; AbsentPageError where the tree has none."""
+    """Return the order of the chosen job; AbsentPageError if the tree has none."""
     try:
         return source.keep("order", lambda: read_order(source.root, job_id=source.part.job))
     except CorruptedError as error:
@@ -82,13 +85,17 @@ def open_order(source: DumpSource) -> PublishedOrder:
 
 
 def iter_entries(source: DumpSource, iteration: int) -> Iterator[OrderEntry]:
-    """Return the entries of the chosen attempt in an iteration; raises what `open_order` does."""
+    """Yield the entries of the chosen attempt in an iteration; raises the same errors as
+    `open_order`.
+    """
     chosen = IterationSelection(str(iteration), ((iteration, iteration),))
     return open_order(source).entries(iterations=chosen, attempt=source.part.attempt)
 
 
 def list_trace_links(source: DumpSource, iteration: int) -> tuple[TraceLink, ...]:
-    """Return the traces of an iteration; where none is published, one that is made of entries."""
+    """Return links to the traces of an iteration; if none is published, to one that is made from
+    entries.
+    """
     found = _list_traces(source, iteration)[:_MAX_TRACES]
     made = TraceLink(0, None, None, None)
     return tuple(
@@ -104,8 +111,8 @@ def _list_traces(source: DumpSource, iteration: int) -> Sequence[PublishedTrace]
 
 
 def make_trace(source: DumpSource, request: TraceRequest) -> TraceFile:
-    """Return a trace; AbsentPageError where the order has no such entries, ExhaustedError for a
-    part that is too large.
+    """Return a trace; AbsentPageError if the order has no such entries, ExhaustedError for a part
+    that is too large.
     """
     traces = _list_traces(source, request.iteration)
     if request.trace >= max(1, len(traces)):
@@ -146,21 +153,21 @@ def _join(pieces: Iterable[bytes], advice: str) -> bytes:
 
 
 _AROUND = 40
-"""Entries before and after the chosen one."""
+"""Number of entries that are shown before and after the chosen one."""
 _MAX_ENTRIES = 200_000
-"""Entries of one iteration that are read."""
+"""Largest number of entries of one iteration that are read."""
 _MAX_LANES = 24
 _MAX_FINDINGS = 50
 WIDTH, LANE_HEIGHT, LEFT = 1200.0, 22.0, 64.0
-"""Of the drawing, in its own units."""
+"""Sizes of the drawing in its own units."""
 
 
 class OrderRequest(NamedTuple):
-    """Which part of the order."""
+    """Selection of a part of the order."""
 
     iteration: int | None
     around: int | None
-    """Position of the entry in the middle."""
+    """Position of the entry in the middle; None for a suitable one."""
     collectives: bool
     """Whether only collectives are listed."""
 
@@ -179,13 +186,13 @@ class OrderRow(NamedTuple):
     group: str
     sequence: int
     start_ms: float
-    """Since the first of the listed entries."""
+    """Start of the entry in milliseconds since the first listed entry."""
     took_ms: float
     is_chosen: bool
 
 
 class TimelineBar(NamedTuple):
-    """A rectangle of the drawing."""
+    """One bar of the timeline."""
 
     x: float
     y: float
@@ -200,7 +207,7 @@ class OrderPage:
     request: OrderRequest
     iteration: int
     entry_count: int
-    """Entries of the iteration."""
+    """Number of entries in the iteration."""
     rows: tuple[OrderRow, ...]
     bars: tuple[TimelineBar, ...]
     lanes: tuple[int, ...]
@@ -212,14 +219,14 @@ class OrderPage:
     next_iteration: int | None
     findings: tuple[Finding, ...]
     late: tuple[str, ...]
-    """Who came late, from the hints."""
+    """Sentences about ranks that came late, from the hints."""
     traces: tuple[TraceLink, ...]
-    """Traces of the iteration to download."""
+    """Links to traces of the iteration for download."""
     notes: tuple[str, ...]
 
 
 def parse_order(parameters: PageParameters) -> OrderRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     return OrderRequest(
         iteration=parameters.read_number("iteration"),
         around=parameters.read_number("around"),
@@ -228,7 +235,7 @@ def parse_order(parameters: PageParameters) -> OrderRequest:
 
 
 def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
-    """Return a part of the order; AbsentPageError where the tree has none."""
+    """Return a part of the order; AbsentPageError if the tree has none."""
     order = open_order(source)
     iterations = source.keep("order iterations", lambda: _list_iterations(source, order))
     iteration = _choose_iteration(source, order, iterations, request)
@@ -266,7 +273,7 @@ def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
 
 
 def _list_iterations(source: DumpSource, order: PublishedOrder) -> list[int]:
-    """Return the iterations that the tree or the end of the order have."""
+    """Return the iterations that the tree has, or the end of the order."""
     rows = source.get_rows("SELECT DISTINCT iteration FROM iterations ORDER BY iteration")
     known = {row["iteration"] for row in rows if row["iteration"] is not None}
     return sorted(known | {each.iteration for each in order.read_last_entries(source.part.attempt)})
@@ -294,7 +301,9 @@ def _choose_iteration(
 def _find_middle(
     entries: Sequence[OrderEntry], order: PublishedOrder, request: OrderRequest
 ) -> int:
-    """Return the index of the entry asked for: else that of a finding, or the first collective."""
+    """Return the index of the requested entry; without a request, that of a finding or of the first
+    collective.
+    """
     if request.around is not None:
         return next(
             (at for at, each in enumerate(entries) if each.position >= request.around),

@@ -1,4 +1,4 @@
-"""Overview of a tree: what to look at first, and why."""
+"""Page with the overview of a tree: what to examine first, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankdump._web.dump_source import DumpSource, JobAttempt
 from rankdump._web.page_kinds import LineExcerpt, PageKind
 
 _MAX_LISTED = 50
-"""Sentences, findings and ranks of one part."""
+"""Largest number of sentences, findings or ranks in one part."""
 _MAX_BAD = 8
 _BAD_COLUMNS = (
     "rank, iteration, position, CAST(name AS VARCHAR) AS name, CAST(side AS VARCHAR) AS side, slot"
@@ -58,7 +58,7 @@ class OverviewPage:
     verdict: OverviewVerdict
     jobs: tuple[str, ...]
     attempts: tuple[JobAttempt, ...]
-    """Those of all jobs in the tree."""
+    """Attempts of all jobs in the tree."""
     ranks: str
     rank_count: int
     iterations: str
@@ -79,11 +79,11 @@ class OverviewPage:
     balance_count: int
     total: RankBalance
     table_note: str
-    """How the table is behind the tree; empty where it is not."""
+    """How far the table is behind the tree; empty if it is up to date."""
 
 
 def build_overview(source: DumpSource, _: None) -> OverviewPage:
-    """Return what the readers know about the tree."""
+    """Return the overview of a tree, with everything that the readers know about it."""
     overview = source.keep("overview", lambda: read_overview(source.root, *source.part))
     counts = source.get_rows(
         "SELECT count(*) AS tensors, count(max) AS measured, "
@@ -121,7 +121,9 @@ def build_overview(source: DumpSource, _: None) -> OverviewPage:
 
 
 def _find_bad(source: DumpSource) -> tuple[BadTensor, ...]:
-    """Return the earliest tensors that are not finite: clocks of one iteration are near enough."""
+    """Return the earliest tensors that are not finite; the clocks of one iteration are precise
+    enough to order them.
+    """
     rows = source.get_rows(
         f"SELECT {_BAD_COLUMNS} FROM tensors WHERE {NONFINITE} "
         f"ORDER BY iteration NULLS LAST, timestamp_us, rank, position LIMIT {_MAX_BAD}"

@@ -1,9 +1,9 @@
-"""What a page is: how its parameters are read, what it shows, the template that shows it, and the
-values of its twin in JSON; and the tree that it is about, with the job or attempt of it, which is
-part of all addresses of its links.
+"""Definition of a page: how its parameters are read, what it shows, its template, and its values as
+JSON; and the tree that it shows, with the chosen job or attempt. This choice is part of all
+addresses that the page links to.
 
-Nothing in an address is guessed: a name that the page does not have, a name that is there twice,
-and a value that is not allowed are errors of one line.
+Nothing in an address is guessed: a parameter that the page does not have, a parameter that occurs
+twice, and a value that is not allowed are errors with one line.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from rankdump.errors import PermanentError
 
 _Request = TypeVar("_Request")
 MAX_TEXT = 4096
-"""Longest text in characters; names of operators may be long."""
+"""Largest number of characters of a text, since names of operators may be long."""
 MAX_NUMBER = (1 << 63) - 1
 _MAX_SHOWN = 60
 _MAX_DIGITS = 30
 
 
 class LineExcerpt(NamedTuple):
-    """The first of some sentences."""
+    """The first ones of some sentences, and how many there are."""
 
     shown: tuple[str, ...]
     total: int
 
 
 class PageSlice(NamedTuple):
-    """The part of sorted numbers that one page shows."""
+    """The part of a list of sorted numbers that one page shows."""
 
     shown: Sequence[int]
     previous: int | None
-    """First number of the page before; None without one."""
+    """First number of the previous page; None if there is none."""
     next: int | None
 
 
 def slice_page(numbers: Sequence[int], first: int, most: int) -> PageSlice:
-    """Return the numbers from `first` on, at most so many, and where other pages begin."""
+    """Return at most `most` numbers from `first` on, and where the neighbouring pages begin."""
     begin = bisect_left(numbers, first)
     end = begin + most
     return PageSlice(
@@ -59,11 +59,11 @@ def slice_page(numbers: Sequence[int], first: int, most: int) -> PageSlice:
 
 
 class AbsentPageError(PermanentError):
-    """What an address names is not in the tree."""
+    """The tree does not have what an address names."""
 
 
 class ParameterError(PermanentError):
-    """A parameter of a page: its name, its value, and what is allowed."""
+    """Error about a parameter of a page, with its name, its value, and what is allowed."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
@@ -71,7 +71,7 @@ class ParameterError(PermanentError):
 
 
 class PageParameters:
-    """Reads the parameters of one request; `finish` rejects those that nobody has read."""
+    """Reads the parameters of one request; `finish` rejects parameters that were not read."""
 
     def __init__(self, query: QueryParams) -> None:
         self._values: dict[str, str] = {}
@@ -82,7 +82,7 @@ class PageParameters:
             self._values[name] = value
 
     def read_number(self, name: str, *, high: int = MAX_NUMBER) -> int | None:
-        """Return a whole number of 0 or more; None where it is absent or empty."""
+        """Return a whole number of 0 or more; None if the parameter is absent or empty."""
         text = self._take(name)
         if not text:
             return None
@@ -93,7 +93,7 @@ class PageParameters:
         return int(text)
 
     def read_amount(self, name: str) -> float | None:
-        """Return a finite number of 0 or more; None where it is absent or empty."""
+        """Return a finite number of 0 or more; None if the parameter is absent or empty."""
         text = self._take(name)
         if not text:
             return None
@@ -106,7 +106,7 @@ class PageParameters:
         return number
 
     def read_choice(self, name: str, allowed: Sequence[str], default: str) -> str:
-        """Return one of some words; the default where it is absent or empty."""
+        """Return one of the allowed words; the default if the parameter is absent or empty."""
         text = self._take(name)
         if not text:
             return default
@@ -115,7 +115,7 @@ class PageParameters:
         return text
 
     def read_text(self, name: str, *, longest: int = MAX_TEXT) -> str:
-        """Return a text; empty where it is absent."""
+        """Return a text; empty if the parameter is absent."""
         text = self._take(name)
         if len(text) > longest:
             raise ParameterError(name, text, f"at most {longest:,} characters")
@@ -124,11 +124,11 @@ class PageParameters:
         return text
 
     def read_flag(self, name: str) -> bool:
-        """Read whether a flag is set; it is not where it is absent."""
+        """Read a flag: True if it is set, False if the parameter is absent."""
         return self.read_choice(name, ("1", "0"), "0") == "1"
 
     def finish(self) -> None:
-        """Raise ParameterError for a parameter that the page does not have."""
+        """Raise a ParameterError for a parameter that the page does not have."""
         for name, value in self._values.items():
             if name not in self._known:
                 known = ", ".join(sorted(self._known)) or "none"
@@ -141,28 +141,30 @@ class PageParameters:
 
 @dataclass(frozen=True, slots=True)
 class PageKind(Generic[_Request]):
-    """One page: HTML by its template, and JSON, from the value that one function returns."""
+    """One page, as HTML through its template and as JSON; one function returns the
+    value for both.
+    """
 
     path: str
     template: str
     title: str
     parse: Callable[[PageParameters], _Request]
-    """Reads the parameters; ParameterError for one that is not allowed."""
+    """Reads the parameters; ParameterError for a value that is not allowed."""
     build: Callable[[DumpSource, _Request], Any]
-    """Returns what the page shows, a frozen dataclass; raises errors of rankdump."""
+    """Returns the content of the page, a frozen dataclass; raises errors of rankdump."""
     fragment: str = ""
-    """Template of the part that htmx asks for."""
+    """Template for the part of the page that htmx requests."""
     has_attempts: bool = False
-    """Whether one job or attempt of the tree can be chosen."""
+    """Whether a job or attempt of the tree can be chosen."""
 
     @property
     def json_path(self) -> str:
-        """Path of the JSON twin."""
+        """Path of the page as JSON."""
         return f"{self.path}.json" if self.path != "/" else "/overview.json"
 
 
 def make_body(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and infinities become texts."""
+    """Return a value that JSON can represent; NaN and infinities become texts."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Decimal) and value.is_finite():
@@ -186,7 +188,7 @@ def make_body(value: Any) -> Any:
 
 
 def wants_json(request: Request) -> bool:
-    """Return whether JSON is asked for, by the path or by the header `Accept`."""
+    """Return whether JSON is requested, by the path or by the header `Accept`."""
     accepted = request.headers.get("accept", "")
     return request.scope["path"].endswith(".json") or accepted.startswith("application/json")
 
@@ -197,7 +199,7 @@ _MAX_LISTED = 100
 
 
 class TreeChoice(int):
-    """Number of a tree, as templates name it, with the job or attempt that is chosen."""
+    """Number of a tree, as templates use it, with the job or attempt that is chosen."""
 
     part: JobAttempt = EVERYTHING
     has_attempts: bool = False
@@ -210,17 +212,19 @@ class TreeChoice(int):
         return made
 
     def get_values(self) -> dict[str, object]:
-        """Return the parameters of an address."""
+        """Return the choice as parameters for an address."""
         named = {"tree": int(self) or None, "job": self.part.job, "attempt": self.part.attempt}
         return {name: value for name, value in named.items() if value not in (None, "")}
 
 
 KEPT_PARAMETERS = ("search", "statistic", "side", "nonfinite", "collectives", "rank")
-"""Parameters that a link to another job or attempt keeps: what they name need not be there."""
+"""Parameters that a link to another job or attempt keeps, because their values need not exist
+there.
+"""
 
 
 class PartLink(NamedTuple):
-    """A job or attempt that a page can be about."""
+    """A job or attempt that a page can show."""
 
     label: str
     choice: TreeChoice
@@ -230,9 +234,9 @@ class PartLink(NamedTuple):
 def parse_choice(
     parameters: PageParameters, sources: Sequence[DumpSource]
 ) -> tuple[TreeChoice, DumpSource]:
-    """Return the choice of an address, and that part of the tree.
+    """Return the choice that an address contains, and that part of the tree.
 
-    AbsentPageError for a job or attempt that is not in it.
+    AbsentPageError for a job or attempt that the tree does not have.
     """
     number = parameters.read_number("tree", high=max(0, len(sources) - 1)) or 0
     job = parameters.read_text("job", longest=_MAX_JOB)
@@ -247,7 +251,9 @@ def parse_choice(
 
 
 def list_choices(choice: TreeChoice, source: DumpSource) -> tuple[PartLink, ...]:
-    """Return the jobs and attempts of a tree, all of them first; none where it has only one."""
+    """Return the jobs and attempts that can be chosen in a tree, with the whole tree first; none if
+    there is only one.
+    """
     if not choice.has_attempts:
         return ()
     parts = [EVERYTHING, *source.attempts[-_MAX_LISTED:]]
@@ -258,7 +264,7 @@ def list_choices(choice: TreeChoice, source: DumpSource) -> tuple[PartLink, ...]
 
 
 def describe_part(part: JobAttempt) -> str:
-    """Return a job or attempt in words."""
+    """Return a job or attempt as text."""
     job = f"job {part.job}" if part.job else ""
     attempt = f"attempt {part.attempt}" if part.attempt is not None else ""
     return ", ".join(filter(None, (job, attempt))) or "all attempts"

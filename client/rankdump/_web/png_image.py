@@ -1,4 +1,4 @@
-"""Pictures of numbers: colours of cells, and PNG files with a palette (W3C, Portable Network
+"""Pictures of numbers: colours for cells, and PNG files with a palette (W3C, Portable Network
 Graphics). Pure.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LEVELS = 125
-"""Colours on either side of the middle."""
+"""Number of colours on either side of the middle colour."""
 NAN_INDEX, INFINITE_INDEX, EMPTY_INDEX = 251, 252, 253
 _MIDDLE = (246, 246, 244)
 _POSITIVE, _NEGATIVE = (12, 74, 150), (170, 36, 36)
@@ -19,7 +19,9 @@ _SPECIAL = {NAN_INDEX: (214, 0, 160), INFINITE_INDEX: (255, 138, 0), EMPTY_INDEX
 
 
 def make_palette() -> bytes:
-    """Return 256 colours: from the lowest over the middle to the highest, then the special ones."""
+    """Return 256 colours: from the lowest value over the middle to the highest, then the special
+    ones.
+    """
     colors = np.zeros((256, 3), np.uint8)
     middle = np.array(_MIDDLE)
     for level in range(-_LEVELS, _LEVELS + 1):
@@ -32,9 +34,9 @@ def make_palette() -> bytes:
 
 
 def color_cells(values: npt.NDArray[np.float64], *, is_log: bool = False) -> npt.NDArray[np.uint8]:
-    """Return the place of each value in the palette; 0 is in the middle.
+    """Return the index into the palette for each value; 0 is in the middle.
 
-    With `is_log`, by the logarithm of magnitudes.
+    With `is_log`, colours follow the logarithm of the magnitudes.
     """
     finite = np.isfinite(values)
     sizes = np.abs(np.where(finite, values, 0.0))
@@ -56,11 +58,14 @@ def color_cells(values: npt.NDArray[np.float64], *, is_log: bool = False) -> npt
 
 
 def encode_png(indices: npt.NDArray[np.uint8]) -> bytes:
-    """Return a picture of places in the palette, one pixel each; one pixel for no cells."""
+    """Return a picture with one pixel for each index into the palette; if there are no cells, a
+    single pixel.
+    """
     if not indices.size:
         indices = np.full((1, 1), EMPTY_INDEX, np.uint8)
     height, width = indices.shape
-    lines = np.zeros((height, width + 1), np.uint8)  # a filter byte before each line: none
+    # each line begins with a filter byte, 0 for no filter
+    lines = np.zeros((height, width + 1), np.uint8)
     lines[:, 1:] = indices
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     parts = (

@@ -1,4 +1,4 @@
-"""Box for SQL over the views of the tree, with statements to begin with."""
+"""Page with a box for SQL over the views of the tree, and with statements to begin with."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ RECIPES = (
 
 
 class QueryRequest(NamedTuple):
-    """The statement."""
+    """The statement of a request."""
 
     sql: str
-    """Empty for the box alone."""
+    """The statement; empty to show only the box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,17 @@ class QueryPage:
     rows: tuple[tuple[Any, ...], ...]
     row_count: int
     is_number: tuple[bool, ...]
-    """Of each column."""
+    """Whether each column contains numbers."""
     has_plot: bool
-    """Whether the first column is a number, and others are."""
+    """Whether the first column and at least one other contain numbers, so that they can
+    be plotted.
+    """
     error: str
-    """Why there are no rows."""
+    """Why there are no rows; empty if there is no error."""
 
 
 def parse_query(parameters: PageParameters) -> QueryRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     return QueryRequest(parameters.read_text("sql", longest=_MAX_SQL).strip())
 
 

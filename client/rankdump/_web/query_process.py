@@ -1,5 +1,6 @@
-"""Process that runs the statements of people: DuckDB may not notice that its time is over, nor
-count a single huge value, so the process has a limit of memory, and is killed when it is late.
+"""Process that runs the statements of people. DuckDB may not notice that its time is over, and does
+not count a single huge value, so the process has a memory limit and is killed when it takes too
+long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rankdump.errors import ExhaustedError, QueryError, RankdumpError, Unavailab
 TIMEOUT_S = 20.0
 MEMORY_BYTES = 512 << 20
 MAX_ROWS = 1000
-"""Rows that are sent back."""
+"""Largest number of rows that are sent back."""
 _GRACE_S = 2.0
 _NO_MEMORY = "the query needs more memory than a page may use"
 
@@ -27,11 +28,11 @@ class QueryAnswer(NamedTuple):
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     row_count: int
-    """Of all rows; more than are sent where they are many."""
+    """Number of all rows, of which only MAX_ROWS are sent."""
 
 
 class QueryProcess:
-    """Starts the process with the first statement; runs one statement at a time."""
+    """Starts the process for the first statement; runs one statement at a time."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
         self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
@@ -41,8 +42,8 @@ class QueryProcess:
     def run(self, root: Path, sql: str) -> QueryAnswer:
         """Return the rows of one SELECT over a tree.
 
-        QueryError for a statement that is rejected or late, ExhaustedError when it needs more
-        memory, UnavailableError while another statement runs for as long.
+        QueryError for a statement that is rejected or takes too long, ExhaustedError when it needs
+        more memory, UnavailableError when another statement takes too long.
         """
         if not self._lock.acquire(timeout=self._timeout_s):
             raise UnavailableError("other queries are running: try again")
@@ -63,7 +64,7 @@ class QueryProcess:
         return answer
 
     def close(self) -> None:
-        """Stop the process."""
+        """End the process."""
         with self._lock:
             self._stop()
 
@@ -82,7 +83,7 @@ class QueryProcess:
 def serve_queries(pipe: Connection, timeout_s: float, memory_bytes: int) -> None:
     """Answer statements until the other side closes the pipe."""
     leave_pandas_out()
-    # Loaded before: their code counts as well.
+    # Imported before the limit is set; otherwise the memory of their code would count against it.
     import duckdb as _duckdb
     import pyarrow as _pyarrow
 

@@ -1,5 +1,5 @@
-"""Map of ranks and iterations: the extreme of a statistic in each, its time, or how many tensors
-differ from those of another rank or tree; as a picture and as numbers.
+"""Map of ranks and iterations: for each, the extreme of a statistic, its duration, or how many
+tensors differ from those of another rank or tree; as a picture and as numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankdump._web.rank_values import (
 )
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
-"""Statistics of a rank's iteration itself; the stall is in milliseconds."""
+"""Statistics of a rank's iteration as a whole, with their SQL; the stall is in milliseconds."""
 NONFINITE_COUNT = "nonfinite"
 TIME, DIFFERENCES = "time", "fingerprint_differences"
 STATISTICS = (NONFINITE_COUNT, *STATISTIC_COLUMNS.values(), *_OF_ITERATIONS, TIME, DIFFERENCES)
@@ -33,31 +33,37 @@ _TENSOR_SETS = ("copies", "all")
 _MAX_TABLE_RANKS, _MAX_TABLE_ITERATIONS = 32, 24
 _MAX_RANK = (1 << 31) - 1
 _MAX_PLACES = 4096
-"""Ranks, and iterations, that a page names so that a click on the picture leads on."""
+"""Largest number of ranks, and of iterations, that a page names, so that a click on the picture can
+lead to one.
+"""
 
 
 class RankMapRequest(NamedTuple):
-    """Which statistic, and the part of the numbers that is listed."""
+    """Which statistic the map shows, and which part of its numbers is listed."""
 
     statistic: str
     search: str
-    """Part of the names of the operators."""
+    """Part of the operators' names."""
     first_rank: int
     first_iteration: int
     base: int | None
-    """Rank that the others are compared with; None for the lowest one, or another tree."""
+    """Rank that others are compared with; None for the lowest one, or if another tree
+    is compared.
+    """
     against: int | None
-    """Number of the tree that is compared with; None for the same one."""
+    """Number of the tree that is compared with; None for the same tree."""
     tensors: str
-    """`copies` for parameters and gradients alone, `all`; empty for what is useful."""
+    """`copies` for parameters and gradients only, `all` for all tensors; empty for the useful
+    choice.
+    """
 
     @property
     def only_copies(self) -> bool:
-        """Whether parameters and gradients alone are compared: ranks have the same ones."""
+        """Whether only parameters and gradients are compared, which all ranks have in common."""
         return self.tensors == "copies" if self.tensors else self.against is None
 
     def get_values(self) -> dict[str, object]:
-        """Return the parameters of the map, without those of the listed numbers."""
+        """Return the parameters of the map, without those that select the listed numbers."""
         left = "first_rank", "first_iteration"
         return {name: value for name, value in self._asdict().items() if name not in left}
 
@@ -81,9 +87,9 @@ class RankMapPage:
     high: float | None
     is_log: bool
     ranks: tuple[int, ...]
-    """Rows of the picture; empty where they are too many for a page."""
+    """Ranks of the picture's rows; empty if there are too many for a page."""
     all_iterations: tuple[int, ...]
-    """Columns of the picture; empty where they are too many for a page."""
+    """Iterations of the picture's columns; empty if there are too many for a page."""
     columns: tuple[int, ...]
     """Iterations of the listed numbers."""
     lines: tuple[RankLine, ...]
@@ -92,10 +98,10 @@ class RankMapPage:
     previous_iteration: int | None
     title: str
     note: str
-    """What the numbers are, where the name of the statistic does not say it."""
+    """What the numbers are, if the name of the statistic does not tell it."""
     trees: tuple[str, ...]
     base: int | None
-    """Rank that the others are compared with."""
+    """Rank that others are compared with; None if there is none."""
 
 
 def _parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
@@ -111,7 +117,7 @@ def _parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
 
 
 def make_rank_map_page(sources: Sequence[DumpSource]) -> PageKind[RankMapRequest]:
-    """Return the page; tensors are compared with those of the other sources as well."""
+    """Return the page; tensors can be compared with those of all `sources`."""
     return PageKind(
         *("/ranks", "ranks.html", "Ranks"),
         lambda parameters: _parse_rank_map(parameters, len(sources)),
@@ -123,7 +129,7 @@ def make_rank_map_page(sources: Sequence[DumpSource]) -> PageKind[RankMapRequest
 def build_rank_map(
     source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
 ) -> RankMapPage:
-    """Return the numbers of a part of the map, and what the picture shows."""
+    """Return the numbers in a part of the map, and the labels of the picture."""
     base = _find_base(source, request)
     found = read_values(source, request, sources)
     finite = found.values[np.isfinite(found.values)]
@@ -152,7 +158,9 @@ def build_rank_map(
 
 
 def _find_base(source: DumpSource, request: RankMapRequest) -> int | None:
-    """Return the rank that others are compared with: the lowest one, unless another is named."""
+    """Return the rank that others are compared with: the lowest one, unless the request names
+    another.
+    """
     if request.statistic != DIFFERENCES or request.against is not None:
         return None
     if request.base is not None:
@@ -180,7 +188,7 @@ def _list_values(found: RankValues, rank: int, columns: Sequence[int]) -> tuple[
 def draw_rank_map(
     source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
 ) -> bytes:
-    """Return the map as PNG: a row for each rank, a column for each iteration."""
+    """Return the map as PNG, with a row for each rank and a column for each iteration."""
     found = read_values(source, request, sources)
     rows, columns = (-(-count // MAX_CELLS) or 1 for count in found.values.shape)
     cells = join_cells(np.where(found.is_there, found.values, 0.0), rows, columns)
@@ -192,7 +200,7 @@ def draw_rank_map(
 def read_values(
     source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
 ) -> RankValues:
-    """Return the number of each rank and iteration."""
+    """Return the number for each rank and iteration."""
     statistic, search = request.statistic, request.search
     if statistic == TIME:
         return source.keep_latest("rank times", None, lambda: read_times(source))
@@ -202,7 +210,7 @@ def read_values(
     base = _find_base(source, request)
     compared = DifferenceRequest(base, request.only_copies, search)
     other = source if request.against is None else sources[request.against]
-    # The other tree may change while this one does not.
+    # The key includes the state of the other tree, which may change while this one does not.
     key = compared, request.against, read_tree_stamp(other.root)
     return source.keep_latest(
         "rank differences", key, lambda: count_differences(source, other, compared)

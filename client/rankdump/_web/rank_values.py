@@ -1,7 +1,7 @@
-"""Numbers for each iteration of each rank, as the map of ranks shows them: how long each took, by
-the order of all ranks where the tree has one, else by the times of its tensors; and how many
-tensors differ from those of another rank or tree, by digests, or by fingerprints where a side has
-none.
+"""Numbers for each iteration of each rank, for the map of ranks: how long the iteration took,
+according to the merged order if the tree has one, else to the time stamps of its tensors; and how
+many tensors differ from those of another rank or tree, by digests, or by fingerprints if a side has
+no digests.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RankValues:
     ranks: tuple[int, ...]
     iterations: tuple[int, ...]
     values: npt.NDArray[np.float64]
-    """Ranks by iterations; NaN also where there is nothing."""
+    """Values by rank and iteration; NaN also if there is no value."""
     is_there: npt.NDArray[np.bool_]
     note: str = ""
-    """What the numbers are, where their name does not say it."""
+    """What the numbers are, if their name does not tell it."""
 
 
 def arrange_values(
@@ -42,7 +42,7 @@ def arrange_values(
     values: npt.NDArray[np.float64],
     note: str = "",
 ) -> RankValues:
-    """Return values by rank and iteration, of which each place has at most one."""
+    """Return values as an array by rank and iteration; each place has at most one value."""
     (known_ranks, row_of), (known_iterations, column_of) = (
         np.unique(column, return_inverse=True) for column in (ranks, iterations)
     )
@@ -61,7 +61,7 @@ _BY_TENSORS = (
     "from the first tensor to the last, by the clock of the rank: no order of all ranks was used"
 )
 _MAX_ORDER_BYTES = 256 << 20
-"""A longer order takes seconds to read."""
+"""Largest size in bytes of an order that is read, because reading a longer one takes seconds."""
 _FROM_TENSORS = (
     "SELECT rank, iteration, min(timestamp_us) AS start_us, max(timestamp_us) AS end_us "
     "FROM tensors WHERE iteration IS NOT NULL AND timestamp_us > 0 GROUP BY rank, iteration"
@@ -69,7 +69,9 @@ _FROM_TENSORS = (
 
 
 def read_times(source: DumpSource) -> RankValues:
-    """Return milliseconds; CorruptedError for an order that cannot be read."""
+    """Return milliseconds for each rank and iteration; CorruptedError for an order that cannot be
+    read.
+    """
     found, note = _read_order_times(source), _BY_ORDER
     if found is None or not len(found):
         found, note = source.read_table(_FROM_TENSORS), _BY_TENSORS
@@ -80,7 +82,7 @@ def read_times(source: DumpSource) -> RankValues:
 
 
 def _read_order_times(source: DumpSource) -> pa.Table | None:
-    """Return the times of the order; None where there is none, or it is too long for a page."""
+    """Return the times in the order; None if there is none, or if it is too long for a page."""
     try:
         order = open_order(source)
     except AbsentPageError:
@@ -90,18 +92,19 @@ def _read_order_times(source: DumpSource) -> pa.Table | None:
 
 
 _MAX_ROWS = 1 << 17
-"""Rows that are compared at a time, if a rank has no more in an iteration."""
+"""Largest number of rows that are compared together, unless one rank's iteration has more."""
 COPIES_CONDITION = (
     f"(CAST(op_type AS VARCHAR) = '{PARAMETER_OP_TYPE}' "
     f"OR starts_with(CAST(name AS VARCHAR), '{GRADIENTS_PREFIX}'))"
 )
-"""Of parameters and gradients, which ranks with other data have in common."""
+"""SQL condition for parameters and gradients, which ranks with different data have in common."""
 _PART = (
     "CASE WHEN layout IS NULL THEN '' ELSE regexp_replace(CAST(layout AS VARCHAR), "
     "'[^,]* [0-9]+/[0-9]+ Replicate(, )?', '', 'g') END"
 )
-"""Which part of a logical tensor it is: mesh dimensions along which ranks have copies are left
-out."""
+"""SQL for the part of a logical tensor that a row is, without mesh dimensions along which ranks
+have copies.
+"""
 _IN_SPAN = "iteration BETWEEN ? AND ? AND rank BETWEEN ? AND ?"
 _STATEMENT = (
     f"SELECT rank, iteration, hash(name, side, slot, microbatch, {_PART}) AS key, "
@@ -118,14 +121,14 @@ _Keys = npt.NDArray[np.uint64]
 
 
 class DifferenceRequest(NamedTuple):
-    """What is compared."""
+    """Which tensors are compared with which."""
 
     base: int | None
     """Rank that all others are compared with; None for the same rank of another tree."""
     only_copies: bool
-    """Whether parameters and gradients alone are compared."""
+    """Whether only parameters and gradients are compared."""
     search: str
-    """Part of the names of the operators."""
+    """Part of the operators' names."""
 
 
 class _RowSpan(NamedTuple):
@@ -146,7 +149,9 @@ class _TensorColumns(NamedTuple):
     rank: npt.NDArray[np.int64]
     iteration: npt.NDArray[np.int64]
     key: _Keys
-    """Equal for tensors that are one in several ranks or trees, with their number among these."""
+    """Key that a tensor has in common with its counterparts on other ranks or in other trees; it
+    includes a number for repeated tensors.
+    """
     digest: _Keys
     digested: npt.NDArray[np.bool_]
     print: _Keys
@@ -180,7 +185,7 @@ def count_differences(
 def _sum_places(
     own: _TensorColumns, found: npt.NDArray[np.bool_], is_known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Return rank, iteration and sum of each place with a known tensor."""
+    """Return rank, iteration and sum for each place that has a known tensor."""
     changes = (own.rank[1:] != own.rank[:-1]) | (own.iteration[1:] != own.iteration[:-1])
     starts = np.flatnonzero(np.append(len(own.key) > 0, changes))
     if not len(starts):
@@ -196,7 +201,9 @@ def _make_condition(request: DifferenceRequest) -> tuple[str, list[object]]:
 
 
 def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[_RowSpan]:
-    """Yield what is read at a time: some iterations, or some ranks of one."""
+    """Yield the spans to read one after the other: several iterations, or several ranks of one
+    iteration.
+    """
     for first, last in _group_rows(_count_rows(source, request, "iteration", _EVERYTHING)):
         whole = _RowSpan(first, last, 0, MAX_NUMBER)
         if first < last:
@@ -209,7 +216,7 @@ def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[_Row
 def _count_rows(
     source: DumpSource, request: DifferenceRequest, column: str, span: _RowSpan
 ) -> list[tuple[int, int]]:
-    """Return the number of rows for each iteration, or rank, of a span."""
+    """Return the number of rows for each iteration, or for each rank, of a span."""
     condition, values = _make_condition(request)
     rows = source.get_rows(
         f"SELECT {column} AS place, count(*) AS n FROM tensors WHERE {_IN_SPAN} AND {condition} "
@@ -220,7 +227,9 @@ def _count_rows(
 
 
 def _group_rows(counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last place of neighbours with not too many rows together."""
+    """Yield the first and the last place of groups of neighbours that do not have too many rows
+    together.
+    """
     first, last, held = None, 0, 0
     for place, count in counts:
         if first is not None and held + count > _MAX_ROWS:
@@ -244,7 +253,9 @@ def _read_columns(source: DumpSource, request: DifferenceRequest, span: _RowSpan
 
 
 def _add_numbers(key: _Keys, rank: npt.NDArray[np.int64]) -> _Keys:
-    """Return keys that differ where a rank has one several times: the nth is one with the nth."""
+    """Return keys that include a number if a rank has the same key several times, so that the nth
+    tensor corresponds to the nth.
+    """
     own = key + rank.astype(np.uint64) * _FACTORS[2]
     order = np.argsort(own, kind="stable")
     ordered = own[order]
@@ -258,8 +269,10 @@ def _add_numbers(key: _Keys, rank: npt.NDArray[np.int64]) -> _Keys:
 def _compare(
     own: _TensorColumns, base: _TensorColumns, request: DifferenceRequest
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which tensors differ from their counterparts, and which have any that tells."""
-    # Compared with another tree, ranks are a part of the key.
+    """Return which tensors differ from their counterparts, and which have a counterpart that can be
+    compared.
+    """
+    # If another tree is compared, the rank is a part of the key.
     keys = own.key, base.key
     chosen = np.arange(len(base.key))
     if request.base is not None:

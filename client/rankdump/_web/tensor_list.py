@@ -1,5 +1,5 @@
-"""List of tensors in the order of execution, page by page: the next page begins behind the last
-row, so any page takes as long as the first.
+"""List of tensors in execution order, page by page. The next page begins after the last row of the
+present one, so any page is as fast as the first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rankdump._web.page_kinds import PageKind, PageParameters, ParameterError
 
 PAGE_ROWS = 100
 _CONSTANT = (1 << 63) - 1
-"""Stands for the iteration of constants, which come last."""
+"""Number that stands for the iteration of constants, which come last."""
 _PLACE = re.compile(r"([0-9]{1,19})-([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,9})")
 _KEY = f"(coalesce(iteration, {_CONSTANT}), rank, attempt, position)"
 
 
 class RowPlace(NamedTuple):
-    """Place of a row in the order of all."""
+    """Place of a row in the order of all rows."""
 
     iteration: int
     rank: int
@@ -33,10 +33,10 @@ class RowPlace(NamedTuple):
 
 
 class TensorListRequest(NamedTuple):
-    """What is listed."""
+    """Which tensors are listed."""
 
     search: str
-    """Part of the name of the operator, without regard to case."""
+    """Part of the operator's name, in upper or lower case."""
     rank: int | None
     iteration: int | None
     side: str
@@ -51,13 +51,13 @@ class TensorListPage:
     request: TensorListRequest
     rows: tuple[TensorRow, ...]
     total: int
-    """Rows that match, on all pages."""
+    """Number of matching rows on all pages."""
     next_after: str
-    """Parameter `after` of the next page; empty on the last one."""
+    """Parameter `after` for the next page; empty on the last page."""
 
 
 def parse_tensor_list(parameters: PageParameters) -> TensorListRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     return TensorListRequest(
         search=parameters.read_text("search", longest=1024),
         rank=parameters.read_number("rank"),
@@ -85,7 +85,7 @@ def build_tensor_list(source: DumpSource, request: TensorListRequest) -> TensorL
     total = source.get_rows(f"SELECT count(*) AS n FROM tensors WHERE {matching}", values)[0]["n"]
     if request.after is not None:
         after = request.after
-        # The first comparison lets whole groups of rows be left out.
+        # The first comparison lets DuckDB skip whole groups of rows.
         matching += f" AND coalesce(iteration, {_CONSTANT}) >= ? AND {_KEY} > (?, ?, ?, ?)"
         values = [*values, after.iteration, *after]
     rest = f"{matching} ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}"

@@ -1,8 +1,10 @@
-"""One tensor: its statistics over iterations and ranks, its elements, who made and who took it, and
-the line of the script, with the lines around it where the script is on this host.
+"""Page of one tensor: its statistics over iterations and ranks, its elements, the operators that
+produced and used it, and the line of the script, with neighbouring lines if the script is on this
+host.
 
-A tree may come from anyone, and names the file itself. So its lines are shown only where the line
-that the tree recorded is in the file at that place: then it is the script.
+A tree may come from anyone, and the tree itself names the file of the script. So lines of the file
+are shown only if the file has the line that the tree recorded, at the same place; then it is the
+script.
 """
 
 from __future__ import annotations
@@ -46,36 +48,38 @@ from rankdump._web.png_image import color_cells, encode_png
 from rankdump.errors import ExhaustedError, RankdumpError
 
 MAX_ELEMENT_BYTES = 128 << 20
-"""Elements of one tensor that a page reads; larger ones are for `rankdump show`."""
+"""Largest size in bytes of a tensor whose elements a page reads; larger tensors are left to
+`rankdump show`.
+"""
 
 
 class SliceChoice(NamedTuple):
-    """Dimensions and place of a slice, as an address names them."""
+    """Dimensions and place of a slice, as an address gives them."""
 
     row_axis: int | None
     column_axis: int | None
     at: tuple[int, ...]
-    """Index in each dimension; empty for the first ones."""
+    """Index in each dimension; empty for the first element in all dimensions."""
     is_joined: bool
-    """Whether shards are joined to the logical tensor."""
+    """Whether shards are joined into the logical tensor."""
 
 
 class ElementView(NamedTuple):
-    """What a page shows of the elements of a tensor."""
+    """Elements of a tensor as a page shows them."""
 
     shape: tuple[int, ...]
     dtype: str
     slice: TensorSlice | None
-    """None for elements that are not numbers, and for none."""
+    """Slice of the elements; None if they are not numbers, and for a tensor without elements."""
     histogram: ElementHistogram | None
     note: str
-    """Why there is no histogram; empty where there is one."""
+    """Why there is no histogram; empty if there is one."""
 
 
 def find_entry(source: DumpSource, row: TensorRow) -> Entry:
-    """Return the file of a row; AbsentPageError where there are statistics alone.
+    """Return the file of a row; AbsentPageError if only statistics were kept.
 
-    The path comes from a table, and so does not lead out of the tree by itself.
+    The path comes from a table, so it is checked not to lead out of the tree.
     """
     if not row.path:
         raise AbsentPageError("the tree has statistics of this tensor, and no elements")
@@ -90,7 +94,7 @@ def find_entry(source: DumpSource, row: TensorRow) -> Entry:
 
 
 def load_elements(source: DumpSource, row: TensorRow, *, is_joined: bool) -> npt.NDArray[Any]:
-    """Return the elements of a row; ExhaustedError for more than a page reads."""
+    """Return the elements of a row; ExhaustedError if there are more than a page reads."""
     entry = find_entry(source, row)
     record = entry.record
     size = row.bytes
@@ -107,7 +111,9 @@ def load_elements(source: DumpSource, row: TensorRow, *, is_joined: bool) -> npt
 
 
 def view_elements(source: DumpSource, row: TensorRow, choice: SliceChoice) -> ElementView:
-    """Return slice and histogram of a tensor; ParameterError for a slice that it does not have."""
+    """Return the slice and the histogram of a tensor; ParameterError for a slice that the tensor
+    does not have.
+    """
     tensor = load_elements(source, row, is_joined=choice.is_joined)
     is_numeric = tensor.dtype.kind in "biufc" and tensor.size > 0
     cut = choose_slice(tensor, choice) if is_numeric else None
@@ -123,7 +129,9 @@ def view_elements(source: DumpSource, row: TensorRow, choice: SliceChoice) -> El
 
 
 def choose_slice(tensor: npt.NDArray[Any], choice: SliceChoice) -> TensorSlice:
-    """Return a slice; the last two dimensions at the first place, where an address does not say."""
+    """Return a slice; if an address does not choose one, the last two dimensions at the first index
+    of all others.
+    """
     count = tensor.ndim
     rows = max(0, count - 2) if choice.row_axis is None else choice.row_axis
     columns = max(0, count - 1) if choice.column_axis is None else choice.column_axis
@@ -174,7 +182,7 @@ _IDENTITY = "CAST(name AS VARCHAR) = ? AND CAST(side AS VARCHAR) = ? AND slot = 
 
 
 class TensorRequest(NamedTuple):
-    """Which tensor, where, and what of it."""
+    """Which tensor the page shows, at which place, and which part of it."""
 
     name: str
     side: str
@@ -183,12 +191,12 @@ class TensorRequest(NamedTuple):
     iteration: int | None
     statistic: str
     first_iteration: int
-    """First iteration of the listed statistics."""
+    """First iteration whose statistics are listed."""
     choice: SliceChoice
 
 
 class SeriesLine(NamedTuple):
-    """A statistic in one iteration on some ranks."""
+    """A statistic in one iteration, on several ranks."""
 
     iteration: int
     values: tuple[float | None, ...]
@@ -199,13 +207,15 @@ class StatisticSeries(NamedTuple):
 
     statistic: str
     ranks: tuple[int, ...]
-    """Ranks of the columns; the lowest ones where there are many."""
+    """Ranks of the columns; if there are many, the lowest ones."""
     rank_count: int
     lines: tuple[SeriesLine, ...]
     next_iteration: int | None
     previous_iteration: int | None
     runs: int
-    """Most rows of one rank and iteration, as of micro-batches: the extreme one is shown."""
+    """Largest number of rows of one rank and iteration, as with micro-batches; the extreme value is
+    shown.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +225,11 @@ class TensorPage:
     request: TensorRequest
     row: TensorRow
     statistics: tuple[str, ...]
-    """Those that were recorded of this tensor."""
+    """Names of the statistics that were recorded of this tensor."""
     series: StatisticSeries
     elements: ElementView | None
     elements_note: str
-    """Why no elements are shown; empty where they are."""
+    """Why no elements are shown; empty if they are shown."""
     frames: tuple[SourceFrame, ...]
     frames_note: str
     producers: tuple[TensorRow, ...]
@@ -228,7 +238,7 @@ class TensorPage:
 
 
 def parse_tensor(parameters: PageParameters) -> TensorRequest:
-    """Return the request."""
+    """Return the request that the parameters describe."""
     name = parameters.read_text("name")
     if not name:
         raise ParameterError("name", name, "the full name of an operator")
@@ -257,8 +267,8 @@ def _parse_slice(parameters: PageParameters) -> SliceChoice:
 
 
 def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
-    """Return the row of a tensor: the earliest one that is not finite, where the request names no
-    place, else the first one with elements; AbsentPageError where there is none.
+    """Return the row of a tensor; if the request names no place, the earliest row that is not
+    finite, or else the first row with elements. AbsentPageError if there is no row.
     """
     conditions, values = match_rows(rank=request.rank, iteration=request.iteration)
     rows = read_rows(
@@ -277,7 +287,7 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
 
 
 def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
-    """Return what is known of a tensor."""
+    """Return the content of the page for a tensor."""
     row = find_row(source, request)
     extent = _find_extent(source, request)
     if extent.statistics and request.statistic not in extent.statistics:
@@ -306,7 +316,7 @@ def _get_identity(request: TensorRequest) -> tuple[object, ...]:
 
 
 class _TensorExtent(NamedTuple):
-    """Where a tensor is, and which statistics it has."""
+    """Places at which a tensor exists, and the statistics that it has."""
 
     statistics: tuple[str, ...]
     ranks: list[int]
@@ -382,7 +392,9 @@ def _find_neighbours(source: DumpSource, row: TensorRow) -> tuple[TensorRow, ...
 def _find_related(
     source: DumpSource, row: TensorRow
 ) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:
-    """Return the outputs before a tensor that have the same bytes, and the inputs after it."""
+    """Return the earlier outputs that have the same bytes as a tensor, and the later inputs that
+    have.
+    """
     if not row.digest or row.iteration is None:
         return (), ()
     found = read_rows(
@@ -396,7 +408,7 @@ def _find_related(
 
 
 def name_tensor(row: TensorRow) -> str:
-    """Return a name for a file of a tensor, of letters that are safe in one."""
+    """Return a name for a tensor's file, made of characters that are safe in file names."""
     parts: Sequence[object] = (
         *(format_scope_name(row.name), row.side, row.slot, f"rank{row.rank}"),
         f"iteration{row.iteration}" if row.iteration is not None else "constant",
@@ -408,7 +420,7 @@ TENSOR = PageKind("/tensor", "tensor.html", "Tensor", parse_tensor, build_tensor
 
 
 _CONTEXT = 4
-"""Lines before and after."""
+"""Number of lines that are shown before and after a line."""
 _MAX_FILE_BYTES = 4 << 20
 _MAX_FRAMES = 12
 _SUFFIX = ".py"
@@ -420,7 +432,7 @@ class ContextLine(NamedTuple):
     number: int
     text: str
     is_line: bool
-    """Whether it is the line itself."""
+    """Whether the line is the recorded one."""
 
 
 class SourceFrame(NamedTuple):
@@ -430,13 +442,13 @@ class SourceFrame(NamedTuple):
     line: int
     code: str
     context: tuple[ContextLine, ...]
-    """Empty where the script is not on this host, or is another one by now."""
+    """Lines of the script; empty if the script is not on this host, or has changed."""
 
 
 def find_source(source: DumpSource, rank: int, name: str) -> tuple[SourceFrame, ...]:
-    """Return the stack of an operator, innermost line first; empty where none was recorded.
+    """Return the stack of an operator, innermost line first; empty if none was recorded.
 
-    CorruptedError where the file of stacks is damaged.
+    CorruptedError if the file of stacks is damaged.
     """
     frames = source.keep(("frames", rank, name), lambda: _list_recorded_frames(source, rank, name))
     return tuple(

@@ -1,6 +1,7 @@
-"""Process that serves pages to the coordinator that started it: `python -m` with the number of a
-listening socket and the path of the one at which the coordinator tells the status of its jobs.
-Lines of its standard input name the trees, and its end ends the process.
+"""Process that serves pages for the coordinator that started it. It is run with `python -m`, with
+the number of a listening socket, and with the path of the socket at which the coordinator sends the
+status of its jobs. Each line of its standard input names trees, and the end of the input ends the
+process.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ _CHUNK_BYTES = 1 << 16
 
 
 class CoordinatorStates:
-    """The jobs of the coordinator that started this process, which are not controlled here."""
+    """The jobs of the coordinator that started this process; they cannot be controlled from these
+    pages.
+    """
 
     def __init__(self, path: str) -> None:
-        """`path` is that of a socket that answers each connection with a status."""
+        """`path` is a socket that answers each connection with a status."""
         self._path = path
 
     @property
     def address(self) -> str:
-        """Whom it asks, for people."""
+        """Address of the coordinator, for people."""
         return f"coordinator on {socket.gethostname()}"
 
     def read_status(self) -> StatusView:
@@ -59,11 +62,11 @@ class CoordinatorStates:
         return view_from_wire(StatusMessage.FromString(b"".join(pieces)))
 
     def list_actions(self) -> tuple[ControlAction, ...]:
-        """Return nothing: pages of a coordinator read alone."""
+        """Return no actions, because the pages of a coordinator are read-only."""
         return ()
 
     def send_control(self, order: ControlOrder) -> ControlOutcome:
-        """Refuse an order."""
+        """Refuse the order."""
         raise ForbiddenError(
             "the pages of a coordinator do not control jobs: use rankdump control, or rankdump web "
             "--job"
@@ -73,11 +76,11 @@ class CoordinatorStates:
 _NICE = 10
 _OOM_SCORE = "800"
 _MAX_CONNECTIONS = 512
-"""More than its coordinator opens."""
+"""Largest number of connections, which is more than the coordinator opens."""
 
 
 def serve_coordinator(number: int, status_path: str, lines: Iterable[str]) -> None:
-    """Serve pages on a listening socket until the lines end."""
+    """Serve pages on a listening socket until the input ends."""
     leave_pandas_out()
     listening = socket.socket(fileno=number)
     sources = SourceList()
@@ -101,7 +104,9 @@ def serve_coordinator(number: int, status_path: str, lines: Iterable[str]) -> No
 
 
 def _give_way() -> None:
-    """Let the coordinator have processor and memory first."""
+    """Lower the priority of this process, so that the coordinator gets processor and
+    memory first.
+    """
     os.nice(_NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)

@@ -1,8 +1,8 @@
-"""Server of the pages: on the loopback interface with the token in the address that it prints, or
-with certificates and roles; and the gate in front of pages on this host: methods, host names,
-tokens and cookies.
+"""Server of the pages: on the loopback interface with a token in the printed address, or with
+certificates and roles; and the gate for pages on the loopback interface, which checks methods, host
+names, tokens and cookies.
 
-A token is used once, and exchanged for a cookie. Times are seconds of a monotonic clock that the
+A token can be used once, in exchange for a cookie. Times are seconds of a monotonic clock that the
 caller reads.
 """
 
@@ -41,12 +41,14 @@ from rankdump._web.query_process import QueryProcess
 from rankdump.errors import ConfigError, UnavailableError
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
+"""Host names that a browser may use. A name that an attacker points to 127.0.0.1 is not
+among them.
+"""
 
 
 class AccessGate(RequestGate):
-    """Lets requests through that read, name this host, and have the cookie of the server; to some
-    paths also those that a page of the server sends.
+    """Admits read requests that name this host and have the server's cookie; on some paths also
+    requests that a page of this server sends with another method.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class AccessGate(RequestGate):
         self._tokens, self._read_clock_s, self._writing_paths = tokens, read_clock_s, writing_paths
 
     async def find_refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further; None for one that may."""
+        """Return the answer to a request that is refused; None for a request that may pass."""
         writes = request.method == "POST" and request.scope["path"] in self._writing_paths
         if request.method != "GET" and not writes:
             text = f"method {request.method} is not allowed: the pages only read (GET)"
@@ -83,9 +85,10 @@ class AccessGate(RequestGate):
         if verdict is not TokenVerdict.ACCEPTED:
             return _refuse(verdict.value)
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        # Relative: the browser may reach the server through a tunnel with another port.
+        # The address is relative, because the browser may reach the server through a tunnel with
+        # another port.
         query = f"?{urlencode(others)}" if others else ""
-        # Not from `url`, which fails where a query is not UTF-8.
+        # The path is not taken from `url`, which fails if a query is not UTF-8.
         path = quote(str(request.scope["path"]).lstrip("/"))
         answer = RedirectResponse(f"/{path}{query}", 303)
         answer.set_cookie(
@@ -95,10 +98,12 @@ class AccessGate(RequestGate):
 
 
 def is_own_host(host: str) -> bool:
-    """Return whether a header `Host` names this host, with any port: a tunnel has its own."""
+    """Return whether a header `Host` names this host, with any port, because a tunnel has its own
+    port.
+    """
     try:
         split = urlsplit(f"//{host}")
-        _ = split.port  # ValueError for what is no port
+        _ = split.port  # ValueError if the port is not valid
     except ValueError:
         return False
     plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
@@ -110,12 +115,12 @@ def _refuse(text: str) -> Response:
 
 
 TOKEN_LIFE_S = 600.0
-"""How long the printed address works."""
+"""Seconds for which the printed address is valid."""
 _TOKEN_BYTES = 32
 
 
 class TokenVerdict(Enum):
-    """What becomes of a token; the value is the sentence for people."""
+    """Result of using a token; the value is the sentence for people."""
 
     ACCEPTED = "the token is accepted"
     WRONG = "this token is not that of the running server: open the address that it printed"
@@ -129,13 +134,16 @@ class AccessTokens:
     def __init__(self, started_s: float) -> None:
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._cookie = secrets.token_urlsafe(_TOKEN_BYTES)
-        # Cookies do not know ports: two servers behind tunnels must not overwrite each other's.
+        # Cookies do not depend on the port, so two servers behind tunnels need cookies with
+        # different names.
         self.cookie_name = f"rankdump_{secrets.token_hex(4)}"
         self._expires_s = started_s + TOKEN_LIFE_S
         self._is_used = False
 
     def exchange(self, token: str, now_s: float) -> tuple[TokenVerdict, str]:
-        """Return what becomes of a token, and the value of the cookie where it is accepted."""
+        """Return the result of using a token, and the value of the cookie if the token
+        is accepted.
+        """
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return TokenVerdict.WRONG, ""
         if self._is_used:
@@ -154,9 +162,11 @@ class AccessTokens:
 
 LOOPBACK = "127.0.0.1"
 THREADS = 4
-"""Pages that are made at a time: more need more memory, and no page is done earlier."""
+"""Number of pages that are made at the same time; more would need more memory, and no page would be
+ready earlier.
+"""
 _NICE = 10
-"""A host that trains comes first: so much lower is the priority of the server and its processes."""
+"""Niceness of the server and its processes, because training on the host has priority."""
 _MAX_CONNECTIONS = 256
 _ADDRESS_NOTE = (
     "The address works once, for ten minutes; Ctrl-C ends the server. From another machine:"
@@ -170,13 +180,13 @@ _logger = logging.getLogger(__name__)
 
 
 class LoggedRefusals(RefusalSink):
-    """Logs each refusal of a kind once."""
+    """Logs the first refusal of each kind."""
 
     def __init__(self) -> None:
         self._logged = LogOnce(_logger)
 
     def count(self, reason: str) -> None:
-        """Log that there are too many connections."""
+        """Log that a connection was refused because there are too many."""
         self._logged.log(logging.WARNING, f"a connection was refused: {reason}", about=reason)
 
     def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
@@ -186,8 +196,8 @@ class LoggedRefusals(RefusalSink):
 
 
 def bind_socket(address: str) -> socket.socket:
-    """Return a socket that listens; ConfigError for what is no HOST:PORT, and UnavailableError for
-    a taken one.
+    """Return a listening socket; ConfigError for an address that is not HOST:PORT, UnavailableError
+    for one in use.
     """
     found = parse_tcp_address(address)
     if found is None:
@@ -206,9 +216,9 @@ def serve_trees(
     guard: HttpsGuard | None = None,
     opens_browser: bool,
 ) -> None:
-    """Serve the pages of trees and of a running job until a signal comes.
+    """Serve the pages of trees and of a running job until a signal arrives.
 
-    CorruptedError for a folder that is no tree, unless a job may still begin it, and ConfigError
+    CorruptedError for a folder that is not a tree, unless a job may still create it; ConfigError
     for an address beyond loopback without a guard.
     """
     if guard is None and not is_loopback(listen):
@@ -222,14 +232,14 @@ def serve_trees(
         with run_pages(sources, job) as pages:
             _serve_pages(pages, listen, guard, opens_browser=opens_browser)
     except KeyboardInterrupt:
-        pass  # that is how it is ended, here before it serves
+        pass  # a signal ends it in this way, here before it serves
     finally:
         for source in sources:
             source.close()
 
 
 def open_begun_trees(trees: Iterable[Path]) -> SourceList:
-    """Return the trees, and say of those that have not begun that they follow."""
+    """Return the trees that exist, and print which trees are added when a job has begun them."""
     sources = SourceList()
     sources.add(trees)
     for tree in sources.list_waiting():
@@ -239,7 +249,7 @@ def open_begun_trees(trees: Iterable[Path]) -> SourceList:
 
 @contextmanager
 def run_pages(sources: Sequence[DumpSource], job: JobSource | None = None) -> Generator[WebPages]:
-    """Make the pages of trees and of a job, with the processes that they need."""
+    """Create the pages of trees and of a job, with the processes that they need."""
     queries, comparisons = QueryProcess(), ComparisonProcesses()
     try:
         yield WebPages(sources, queries, comparisons, job)
@@ -286,5 +296,7 @@ def _serve_pages(
 
 
 def has_desktop(environment: Mapping[str, str]) -> bool:
-    """Return whether a browser can be opened: not in a terminal alone, nor on another machine."""
+    """Return whether a browser can be opened; it cannot without a graphical desktop, or on another
+    machine.
+    """
     return any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

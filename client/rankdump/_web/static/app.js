@@ -1,4 +1,5 @@
-// Keyboard, plots of tables, and clicks on maps. Pages work without it; nothing is loaded from elsewhere.
+// Keyboard shortcuts, plots of tables, and clicks on maps. Pages also work without this script, and it
+// loads nothing from other servers.
 "use strict";
 
 const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: "/modules", r: "/ranks", q: "/query", l: "/live" };
@@ -136,7 +137,8 @@ function openMapCell(event) {
   location.href = picture.dataset.address.replaceAll("RANK", ranks[row]).replaceAll("ITERATION", iterations[column]);
 }
 
-// The part of the page is replaced where it differs, so the focus and the place in a table stay.
+// Update the live part of the page. Only elements that differ are replaced, so the focus and the scroll
+// position of a table stay.
 function watchJob(place) {
   const note = document.getElementById("live-note");
   let events = null;
@@ -156,7 +158,7 @@ function watchJob(place) {
         : "The server of this page does not answer; it is asked again.";
     });
   };
-  // A window that nobody sees needs no connection, of which a browser has six to a server.
+  // A hidden window closes its connection, because a browser opens at most six to one server.
   document.addEventListener("visibilitychange", () => {
     if (events) events.close();
     events = null;
