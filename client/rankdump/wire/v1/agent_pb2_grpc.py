@@ -45,21 +45,22 @@ class AgentServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def OpenSession(self, request, context):
-        """A rank introduces itself and its plan. Opening the same session again resumes it.
+        """A rank sends its identity and its plan. Opening the same session again resumes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Frames one way, acknowledgements the other, for as long as the session lives.
+        """The rank sends frames and the agent sends acknowledgements, until the session ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AnswerOrder(self, request, context):
-        """Answers an order that the stream brought; not on the stream, whose frames may wait for space.
+        """Answers an order that came on the stream. The answer has a call of its own, because frames on
+        the stream may wait for space.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

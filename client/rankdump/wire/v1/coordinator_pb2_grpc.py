@@ -50,14 +50,16 @@ class CoordinatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Report(self, request_iterator, context):
-        """An agent's reports one way, what has been taken in the other.
+        """The agent sends reports, and the coordinator answers with the numbers up to which it has
+        received and saved them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clock(self, request, context):
-        """What time it is; asked often enough for one answer that was not delayed.
+        """Returns the coordinator's time. Agents call it repeatedly, so that at least one response is not
+        delayed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +72,7 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Order(self, request, context):
-        """The merged order, in pages, earliest iteration first.
+        """The execution order in pages, earliest iteration first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +85,7 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request, context):
-        """Changes what a job dumps, from one iteration of all its ranks on.
+        """Changes what a job dumps; the change begins in the same iteration on all ranks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

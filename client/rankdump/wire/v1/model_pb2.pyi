@@ -3,8 +3,9 @@
 isort:skip_file
 A graph file as MindSpore's debugger and MindInsight read it: `ms_output_trace_code_graph_N.pb`.
 
-Not sent between processes. Field numbers are those of MindSpore's debug_graph.proto; the parts
-that no writer here fills are left out, and a reader passes over them.
+These messages are not sent between processes. The field numbers are those of MindSpore's
+debug_graph.proto; fields that no writer in this project sets are left out, and a reader skips
+them.
 """
 
 import builtins
