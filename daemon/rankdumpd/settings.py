@@ -153,7 +153,7 @@ class AgentSettings:
     nice: Annotated[int, ValueRange(0, 19)] = 10
     """Niceness of the process, 0 to 19: training processes get the cores first."""
     queue_bytes: int = 512 * _MIB
-    """Most tensor bytes that are received but not yet committed; ranks wait beyond it."""
+    """Folder of the ledger, absolute path."""
     slab_bytes: Annotated[int, ValueRange(0, 1 << 50)] = 256 * _MIB
     """Largest shared memory of one rank; 0: none, and frames travel on the gRPC stream."""
     memory_bytes: int = 0
@@ -191,9 +191,9 @@ class AgentSettings:
     ingest_delete: bool = False
     """Whether each tensor is removed from that folder once its copy is committed."""
     table: bool = True
-    """Whether finished iterations are added to a table of statistics (Parquet); needs pyarrow."""
+    """Most disk space for the dump of one job on this host; 0: no limit."""
     drain_timeout_s: Annotated[float, ValueRange(0, 86_400)] = 30.0
-    """Longest time for a stop: half of it for streams of ranks, the rest for the queue."""
+    """Age at which iterations are removed; 0: never."""
 
     def __post_init__(self) -> None:
         _check_ranges("agent", self)
@@ -243,7 +243,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
-    """All settings; each process reads its own section and the common ones."""
+    """Whether trees of jobs are shown as pages at metrics.listen; needs [tls] and the extra web."""
 
     agent: AgentSettings = field(default_factory=AgentSettings)
     coordinator: CoordinatorSettings = field(default_factory=CoordinatorSettings)

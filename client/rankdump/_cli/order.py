@@ -186,7 +186,7 @@ def _name_iterations(iterations: Sequence[int]) -> str:
 def _fetch_coordinator_order(
     coordinator: str | None, job_id: str, query: Query, *, findings_only: bool
 ) -> _OrderSource:
-    # Imported on use: loading gRPC takes longer than reading a tree.
+    # Imported on use, because loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_job_status, fetch_order, fetch_order_findings
 
     address = resolve_coordinator_address(coordinator)

@@ -356,23 +356,25 @@ class DumpAgent(Component):
         self._registry.refuse_sessions()
         self._ledger.check()
         self._black_box.stop_watching()
-        # Ranks get half of the time, so that the frames that they sent can be finished.
+        # Ranks get half of the time, so that the other half is left to store the frames that they
+        # sent.
         self._streams.drain(idle_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         self._black_box.finish(min(left_s(), idle_s))
         left = self._wait_for(self._budget.wait_idle, left_s)
-        # Reports which of the exited ranks are known to the end.
+        # Updates which exited ranks are known completely, so that the flush below reports it.
         self._rings.check_rings()
         unreported = self._wait_for(self._reporter.flush, left_s)
         self._rings.check_rings()
         self._reporter.leave("" if self._ends_with_job else self._state_dir)
-        # The coordinator may stop before this process; nothing is left to report.
+        # Nothing is left to report, and the coordinator may stop before this process.
         self._reporter.stop()
         if not self._ends_with_job:
             # Unreported items stay in the ledger and do not count as unfinished.
             return left
-        # The ledger ends with this process, so nobody could write later what is deferred.
+        # The ledger of a job's own agent is removed with it, so no later process can do
+        # deferred work.
         self._committer.finish(min(left_s(), idle_s / 2))
         self._wait_for(self._backlog.finish, left_s)
         self._wait_for(self._table.finish, left_s)
@@ -464,7 +466,7 @@ class DumpAgent(Component):
         )
 
     def samples(self) -> list[MetricSample]:
-        """Return the metric samples of this moment."""
+        """Return the current metric samples of all parts."""
         waiting = MetricSample("rankdump_agent_waiting_ranks", self._openings.waiting_ranks)
         return [*self._overview.samples(), waiting]
 

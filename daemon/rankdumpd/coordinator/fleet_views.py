@@ -187,8 +187,9 @@ class IterationView:
     )
     """Time up to which the events of each rank are known; ranks without reports have no entry."""
     lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
-    """Ranks whose session was lost before they ended it; true for those whose process is known to
-    have ended, and of which every event is known."""
+    """Ranks whose session was lost before they ended it. True if the process is known to have ended
+    and all of its events are known.
+    """
     went_on: frozenset[int] = frozenset()
     """Those of them that are known to have begun another iteration after this one."""
     told: frozenset[int] = frozenset()

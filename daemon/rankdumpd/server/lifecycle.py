@@ -411,7 +411,9 @@ class DaemonRun:
                 self._notifier.send_alive(self._summarize())
 
     def _end(self, *, drains: bool) -> int:
-        """Drain and stop, or only stop; return the exit status. Exit at once if that hangs."""
+        """Stop all components, with `drains` after a drain; return the exit status. If that hangs,
+        exit the process at once.
+        """
         stop_s = max(component.max_stop_s for component in self._components)
         idle_s = stop_s + (self._settings.agent.drain_timeout_s if drains else 0.0)
         limit_s = stop_s + (self._drain_limit_s if drains else 0.0)

@@ -240,7 +240,7 @@ class PostCommitActions:
         self._tree_changes, self._counters, self._usage = tree_changes, counters, usage
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
-        """The iteration whose operators are being joined, by session."""
+        """The iteration whose operators are being joined, by session id."""
         self.finished = 0
         """How many frames were applied, and parts of tables were written: a batch may take long."""
 

@@ -85,7 +85,9 @@ ANSWER_TIMEOUT_S = 5.0
 RESULT_RETENTION_S = 120.0
 """Seconds for which the result of a finished opening is kept for its rank."""
 FINDING_RETENTION_S = 86400.0
-"""Time for which a failed opening whose rank gave up, or was rejected, is a finding."""
+"""Seconds for which an opening is a finding if it was rejected, or failed after its
+rank gave up.
+"""
 WAITING_RETENTION_S = 30.0
 """Time for which a rank whose session could not be opened waits: it tries again every 5 s."""
 MAX_OPENINGS = 4096

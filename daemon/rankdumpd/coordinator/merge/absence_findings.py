@@ -47,7 +47,7 @@ def list_ended_ranks(view: IterationView) -> list[int]:
 
 
 def is_unfinished(view: IterationView, rank: int) -> bool:
-    """Return whether a rank may still execute something of the iteration."""
+    """Return whether a rank may still execute a part of the iteration."""
     if rank in view.spans or rank in view.went_on:
         return False
     return view.provisional or rank in view.late or view.late_count > len(view.late)

@@ -189,7 +189,7 @@ class ReportedJob:
         self.waits: tuple[RankWait, ...] = ()
         """The call that each rank waits in."""
         self.standing: tuple[Finding, ...] = ()
-        """Findings about such calls that do not end, in iterations that are not published."""
+        """Findings about such calls that do not end, in iterations that are not published yet."""
         self.told_ends: set[tuple[int, int]] = set()
         """Ranks whose end is a published finding, with how often each had started over before."""
         self.findings: list[Finding] = []

@@ -422,7 +422,7 @@ class JobCoordinator(Component):
         with self._publishing_lock:
             # The thread hands over to a drain after the iteration that it is publishing.
             while not self._is_stopping and self._publisher.publish_next():
-                # Alarms are searched in between, because publishing may take long.
+                # Alarms are searched for in between, because publishing may take long.
                 self._search_alarms()
             self._state_writer.write_changes()
             self._search_alarms()
