@@ -107,8 +107,11 @@ class _DaemonProcess:
         begin_watch: Callable[[], None] = lambda: None,
         max_drain_s: float = 0.0,
     ) -> int:
-        """Serve until a signal at the address of a section; return the exit status. A folder is
-        ingested by the first part. `max_drain_s` is that of the `DaemonRun`.
+        """Serve `parts` at the address of a settings section until a signal; return the exit
+        status.
+
+        The components of `ingest` are drained after the first part. `max_drain_s` is passed on to
+        `DaemonRun`.
         """
         metrics = ProcessMetrics((self._counters.samples, *(part.samples for part in parts)))
         page = self.build_page(metrics, parts, explain_fault=lambda: server.explain_fault())

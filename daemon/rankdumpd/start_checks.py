@@ -96,7 +96,7 @@ class StartWarning:
 def check_certificates(
     tls: TlsSettings, *, reports_to: str = "", listens: Iterable[str] = ()
 ) -> Iterator[StartWarning]:
-    """Yield the problems of certificates; ConfigError when files cannot be used.
+    """Yield the problems of certificates; ConfigError when their files cannot be used.
 
     `reports_to` is the address of a coordinator, which accepts reports from the role `agent` only;
     `listens` are the addresses of this process's own servers.

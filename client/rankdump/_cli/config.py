@@ -104,7 +104,7 @@ def _find_folder_fault(folder: Path) -> str:
         return os.strerror(errno.ENOTDIR)
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         return os.strerror(errno.EROFS)
-    # The identity that would write is the effective one.
+    # Checked for the effective user, because this user would write.
     own = os.access in os.supports_effective_ids
     may_write = os.access(folder, os.W_OK | os.X_OK, effective_ids=own)
     return "" if may_write else os.strerror(errno.EACCES)

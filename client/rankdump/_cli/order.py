@@ -135,7 +135,7 @@ class _OrderSource:
     damages: tuple[str, ...] = ()
     """Sentences about files that have lost lines."""
     tree: Path | None = None
-    """Tree of the job, where it is known."""
+    """Tree of the job, if it is known."""
 
 
 def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:

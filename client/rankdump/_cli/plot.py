@@ -152,7 +152,7 @@ def plot(
 
 
 def _find_chart(rows: ChartRows, kind: str, statistic: str, over: str) -> AnyChart | ChartRefusal:
-    """Return what is to be drawn, or the reason why there is nothing."""
+    """Return the data of the chart, or the reason why there is none."""
     from rankdump._analysis.plot import chart_data
 
     if kind == "lines":

@@ -381,10 +381,11 @@ class DumpAgent(Component):
         return left + unreported
 
     def _wait_for(self, wait: Callable[[float], int], left_s: Callable[[], float]) -> int:
-        """Wait with `wait`, which takes a time and returns how much is left; return that.
+        """Call `wait`, which waits for a given time and returns how much is left; return its
+        result.
 
-        An agent whose ledger ends with it waits while something is finished within each
-        `drain_timeout_s`.
+        If the ledger is removed with the agent, `wait` is repeated while something is finished
+        within each `drain_timeout_s`.
         """
         if not self._ends_with_job:
             return wait(left_s())
@@ -393,7 +394,7 @@ class DumpAgent(Component):
         )
 
     def count_finished(self) -> int:
-        """Return how many frames, reports, packed files and rows of tables are finished."""
+        """Return the number of finished frames, reports, packed files and written table rows."""
         parts = self._budget, self._actions, self._reporter, self._backlog, self._table
         return sum(part.finished for part in parts)
 

@@ -191,9 +191,9 @@ class IterationView:
     and all of its events are known.
     """
     went_on: frozenset[int] = frozenset()
-    """Those of them that are known to have begun another iteration after this one."""
+    """Lost ranks that are known to have begun another iteration after this one."""
     told: frozenset[int] = frozenset()
-    """Those of them whose end is a finding of another iteration."""
+    """Lost ranks whose end is a finding of another iteration."""
     raised: Mapping[int, int] = field(default_factory=dict[int, int])
     """Ranks whose session was ended by an error, and the iteration in which the error occurred."""
     provisional: bool = False

@@ -210,9 +210,9 @@ _USE_POLL_INTERVAL_S = 0.2
 _REQUIRED_FILES_INTERVAL_S = 2.0
 """Seconds between two checks of the required files."""
 _PROGRESS_INTERVAL_S = 0.5
-"""Seconds between two looks at the progress of an end."""
+"""Seconds between two checks for progress while the daemon ends."""
 _NOTICE_INTERVAL_S = 10.0
-"""Seconds between two log lines about an end that goes on."""
+"""Seconds between two log lines while the daemon ends."""
 _START_TIMEOUT_S = 3600.0
 """Upper limit in seconds of the time that a start requests from the service manager."""
 _EXIT_FAILED = 1
@@ -244,7 +244,7 @@ class Component(Protocol):
         return "ranks send them again"
 
     def count_finished(self) -> int:
-        """Return a number that grows with each item that a drain finishes, without waiting."""
+        """Return a number that grows with each item that a drain finishes; never waits."""
         return 0
 
     def stop(self) -> None:
@@ -268,16 +268,16 @@ class Component(Protocol):
 
 
 class EndWatch:
-    """Decides how long an end that goes on is waited for."""
+    """Decides how long to wait for an end that makes progress."""
 
     def __init__(self, start_s: float, *, idle_s: float, limit_s: float) -> None:
         self._idle_s, self._finished, self._changed_s = idle_s, -1, start_s
         self._deadline_s = start_s + limit_s
 
     def is_overdue(self, finished: int, *, now_s: float) -> bool:
-        """Return whether nothing was finished for `idle_s`, or the longest time is over.
+        """Return whether nothing was finished for `idle_s`, or the time limit has passed.
 
-        `finished` is the number of items that were finished by now.
+        `finished` is the number of items that are finished now.
         """
         if finished != self._finished:
             self._finished, self._changed_s = finished, now_s
@@ -291,10 +291,10 @@ def wait_while_finishing(
     idle_s: float,
     left_s: Callable[[], float],
 ) -> int:
-    """Wait with `wait` while something is finished in each `idle_s`; return how much is left.
+    """Repeat `wait` while something is finished within each `idle_s`; return how much is left.
 
-    `wait` takes a time and returns what is left after it; `left_s` returns what is left of the
-    longest time.
+    `wait` waits for a given time and returns how much is left after it; `left_s` returns the
+    remaining seconds until the time limit.
     """
     while True:
         finished = count_finished()
@@ -352,10 +352,10 @@ class DaemonRun:
     ) -> None:
         """`components` are in the order in which tensors pass through them.
 
-        A supervisor requests a stop or a reload over `pipe`. A missing file of `required` is logged
-        within seconds. With `max_drain_s` nobody continues the work of this process: it drains for
-        as long, while something is finished within each `agent.drain_timeout_s`, and fails if
-        anything is left.
+        A supervisor requests a stop or a reload over `pipe`. When a file of `required` is missing,
+        this is logged within seconds. `max_drain_s` is set if no later process continues the work
+        of this one: the process then drains for at most that time, while something is finished
+        within each `agent.drain_timeout_s`, and fails if anything is left.
         """
         self._max_drain_s, self._lost = max_drain_s, list[str]()
         self._components, self._server = components, server
@@ -441,11 +441,11 @@ class DaemonRun:
 
     @property
     def _drain_limit_s(self) -> float:
-        """Longest time of a drain."""
+        """Time limit of a drain in seconds."""
         return self._max_drain_s or self._settings.agent.drain_timeout_s
 
     def _wait_for_end(self, thread: threading.Thread, *, idle_s: float, limit_s: float) -> None:
-        """Wait while something is finished in each `idle_s`, for at most `limit_s`."""
+        """Wait while something is finished within each `idle_s`, for at most `limit_s` seconds."""
         start_s = noticed_s = time.monotonic()
         watch = EndWatch(start_s, idle_s=idle_s, limit_s=limit_s)
         while thread.is_alive():

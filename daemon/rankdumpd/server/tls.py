@@ -80,7 +80,7 @@ def check_key_pair(settings: TlsSettings) -> tuple[str, ...]:
 
 
 def check_server_files(settings: TlsSettings) -> None:
-    """Raise the ConfigError with which a server for other hosts would not start."""
+    """Raise the ConfigError that would prevent the start of a server for other hosts."""
     _read_material([Path(each) for each in (settings.ca, settings.certificate, settings.key)])
     if settings.revoked:
         read_revoked_fingerprints(Path(settings.revoked))

@@ -91,7 +91,7 @@ class ChartRows:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences on what of the tree could not be read so far."""
+        """One sentence for each part of the tree that could not be read so far."""
         return self._dump.walked_problems
 
     def run(self, sql: str, *, columns: str = "") -> pa.Table:
@@ -153,7 +153,7 @@ _OVERVIEW = (
 
 
 def _find_views(root: Path, selection: ChartSelection) -> tuple[Dump, TableViews]:
-    """Return a tree and its views; tensors of a tree without a table are made once."""
+    """Return a tree and its views; for a tree without a table, the tensors are read once."""
     dump = open_dump(root).of_job(selection.job_id)
     if selection.attempt is not None:
         dump = dump.where(attempt=selection.attempt)

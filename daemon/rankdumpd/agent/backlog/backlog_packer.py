@@ -205,11 +205,13 @@ class BacklogPacker:
 
     @property
     def finished(self) -> int:
-        """Number of files that were packed."""
+        """Number of files that have been packed."""
         return self._packed[0]
 
     def finish(self, timeout_s: float) -> int:
-        """Pack all files at the agent's priority, for at most that time; return how many wait."""
+        """Pack all files at the priority of the agent, for at most `timeout_s`; return how many
+        still wait.
+        """
         self._is_finishing = True
         with self._changed:
             self._changed.wait_for(lambda: not self._goes_on(), timeout_s)

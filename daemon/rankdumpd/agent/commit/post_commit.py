@@ -242,7 +242,9 @@ class PostCommitActions:
         self._joining: dict[str, IterationJoin] = {}
         """The iteration whose operators are being joined, by session id."""
         self.finished = 0
-        """How many frames were applied, and parts of tables were written: a batch may take long."""
+        """Number of applied frames and of written parts of tables; it shows progress within a long
+        batch.
+        """
 
     def apply_due(self, session: RankSession) -> bool:
         """Apply the frames up to the watermark, then acknowledge; return whether all is done.

@@ -27,7 +27,7 @@ class QueueBudget:
         self.items = 0
         """Frames in flight."""
         self.finished = 0
-        """How often frames were released."""
+        """Number of releases of frames."""
         self._growing: dict[object, int] = {}
         """Bytes of incomplete frames by owner, the oldest first."""
         self._closed = False

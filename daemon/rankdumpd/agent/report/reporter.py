@@ -333,11 +333,13 @@ class CoordinatorReporter:
 
     @property
     def finished(self) -> int:
-        """Number up to which the coordinator has everything."""
+        """Number up to which the coordinator has received all items."""
         return self._received
 
     def leave(self, folder: str) -> None:
-        """Log which items stay in the ledger for the next agent; none does without a folder."""
+        """Log how many items stay in the ledger for the next agent; without a folder, no item
+        stays.
+        """
         items = self._count_waiting() if self._address else 0
         if items:
             outage = self._outage

@@ -89,7 +89,9 @@ FINDING_RETENTION_S = 86400.0
 rank gave up.
 """
 WAITING_RETENTION_S = 30.0
-"""Time for which a rank whose session could not be opened waits: it tries again every 5 s."""
+"""Seconds for which a rank counts as waiting after a failed attempt to open its session; ranks try
+again every 5 s.
+"""
 MAX_OPENINGS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -115,7 +117,7 @@ class _WaitingRank:
     """A rank whose session could not be opened, and that tries again."""
 
     since_s: float
-    """Time of its first attempt."""
+    """Time of the rank's first attempt."""
     tried_s: float
     why: str
 
@@ -264,7 +266,7 @@ class SessionOpenings:
     def _note_waiting(self, opening: _SessionOpening) -> None:
         place = opening.request.job_id, opening.request.rank
         before = self._waiting.pop(place, None)
-        # A rank with a balance has given up.
+        # A rank that has sent a final balance has given up.
         if isinstance(opening.error, RetryableError) and not opening.balance:
             since_s = before.since_s if before is not None else opening.since_s
             self._waiting[place] = _WaitingRank(since_s, opening.over_s, str(opening.error))
@@ -296,7 +298,7 @@ class SessionOpenings:
 
 
 def _describe_waiting(waiting: Mapping[tuple[str, int], _WaitingRank], now_s: float) -> list[str]:
-    """Return a sentence for the ranks of a job that wait for one reason."""
+    """Return a sentence about the ranks of a job that wait for the same reason."""
     ranks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for (job_id, rank), each in waiting.items():
         ranks[job_id, each.why].append(rank)

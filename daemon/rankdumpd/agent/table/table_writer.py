@@ -168,11 +168,11 @@ class TableWriter:
 
     @property
     def finished(self) -> int:
-        """How often rows of a tree were written."""
+        """Number of times that rows of a tree were written."""
         return self._written
 
     def finish(self, timeout_s: float) -> int:
-        """Write all rows, for at most that time; return 1 if some wait."""
+        """Write all rows, for at most `timeout_s`; return 1 if some rows are left, else 0."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_idle, self._is_finishing = False, True

@@ -351,10 +351,8 @@ def _collect_cases(events: Mapping[int, Sequence[EventColumns]]) -> _RanksByCase
 def build_ended_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
 ) -> Iterator[Finding]:
-    """Yield a finding for each rank that ended within the iteration or is missing because of it,
-    unless another iteration has one.
-
-    The rank that ended first comes first.
+    """Yield a finding for each rank that ended within the iteration or is missing because of that,
+    unless another iteration has a finding about its end. The rank that ended first comes first.
     """
     missed = collect_missed_calls(absence, view)
     ended = [

@@ -191,7 +191,7 @@ class ReportedJob:
         self.standing: tuple[Finding, ...] = ()
         """Findings about such calls that do not end, in iterations that are not published yet."""
         self.told_ends: set[tuple[int, int]] = set()
-        """Ranks whose end is a published finding, with how often each had started over before."""
+        """Ranks whose end is a published finding, each with its number of restarts before."""
         self.findings: list[Finding] = []
         self.more_findings = 0
         self.freezes = JobFreezes()
@@ -435,7 +435,7 @@ class ReportedJob:
         )
 
     def find_start(self, pending: PendingIteration, rank: int) -> int:
-        """Return how often a rank of an iteration had started over before."""
+        """Return how often a rank had been restarted before an iteration."""
         return pending.starts.get(rank, self.ranks.count_earlier_starts(rank))
 
     def list_unpublished(self) -> list[PendingIteration]:

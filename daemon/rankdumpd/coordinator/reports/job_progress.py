@@ -61,7 +61,7 @@ class RankRegistry:
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
         self._last_places: dict[str, ProgramPlace] = {}
-        """The last place that each session has reported."""
+        """The last place that each session has reported, by session id."""
         self._elastic_attempt = 0
         """Latest attempt of a launcher that restarts all ranks together."""
 
@@ -238,7 +238,7 @@ class RankRegistry:
         }
 
     def note_place(self, session_id: str, position: int, iteration: int) -> None:
-        """Note that a session has reported a position of its program, in an iteration."""
+        """Note the position and iteration that a session has reported."""
         place = ProgramPlace(position, iteration)
         self._last_places[session_id] = max(place, self._last_places.get(session_id, place))
 

@@ -197,7 +197,7 @@ class JobCoordinator(Component):
         # Held while publishing and while writing the state, and never while a report is added.
         self._publishing_lock = threading.Lock()
         self._is_draining = False
-        """Whether `drain` publishes, in place of the thread."""
+        """Whether `drain` publishes instead of the thread."""
         self._next_search_s = 0.0
         """Time at which the next search for alarms is due."""
         self._thread = BackgroundThread(self._run, "rankdumpd-coordinator")
@@ -420,7 +420,7 @@ class JobCoordinator(Component):
         if self._state_writer is None or self._publisher is None:
             return
         with self._publishing_lock:
-            # The thread hands over to a drain after the iteration that it is publishing.
+            # While a drain waits, the thread stops after the iteration that it is publishing.
             while not self._is_stopping and self._publisher.publish_next():
                 # Alarms are searched for in between, because publishing may take long.
                 self._search_alarms()

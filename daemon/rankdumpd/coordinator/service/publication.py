@@ -310,7 +310,7 @@ class IterationPublisher:
         self.lost = 0
         """Number of iterations that could not be published."""
         self.finished = 0
-        """Number of attempts to publish an iteration that have ended."""
+        """Number of finished attempts to publish an iteration, successful or not."""
 
     def start(self) -> None:
         """Start the thread that merges ahead."""
