@@ -167,7 +167,7 @@ def _exit_code_of(error: Exception) -> int:
 
 @contextmanager
 def explain_missing_modules(extra: str) -> Generator[None, None, None]:
-    """Turn a module that is missing, or that cannot be imported, into one line that says what to do."""
+    """Turn a module that is missing or cannot be imported into one line that says what to do."""
     try:
         yield
     except ImportError as error:
