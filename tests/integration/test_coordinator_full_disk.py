@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
 from rankdumpd.coordinator.fleet_views import AgentReport
 from rankdumpd.coordinator.publish import tree_files
+from rankdumpd.coordinator.service import coordinator as service
 from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.settings import CoordinatorSettings
@@ -85,6 +87,19 @@ def test_order_waits_for_its_full_disk_alone(coordinator, disk, tmp_path, code):
     wait_until(lambda: coordinator.add_report(AgentReport("agent-a", 0)).acknowledged == 6)
     assert list(coordinator.iter_findings("a")) == []
     assert coordinator.drain(0) == 0
+
+
+def test_reports_do_not_wait_for_a_full_disk(coordinator, disk, tmp_path, monkeypatch):
+    """States and other jobs follow in the same stream as the events that cannot be written."""
+    disk[str(tmp_path)] = errno.ENOSPC
+    monkeypatch.setattr(service, "_REPORT_ANSWER_TIMEOUT_S", math.inf)
+    coordinator.add_report(report(3, "a", 0, tmp_path))
+    wait_until(lambda: coordinator.problem)
+    for number in range(1, 4):
+        coordinator.add_report(report(3 * number + 3, "a", number, tmp_path))
+    (job,) = coordinator.build_fleet_view().jobs.values()
+    assert [balance.iteration for balance in job.iterations] == [0, 1, 2, 3]
+    assert coordinator.add_report(AgentReport("agent-a", 0)).acknowledged == 0
 
 
 def test_permanent_disk_error_loses_the_order_and_is_reported(coordinator, disk, tmp_path):

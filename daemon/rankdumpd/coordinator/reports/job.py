@@ -151,6 +151,10 @@ MAX_FINDINGS = 1000
 """Largest number of findings that a job keeps; further ones are counted, and are in the file beside
 the order.
 """
+MAX_DELAYED_EVENTS = 200_000
+"""Largest number of events of complete iterations that a job holds while its order cannot be
+written.
+"""
 MAX_REPORT_DELAY_US = 1_000_000
 """An event that a rank began this many microseconds before it sent a batch is in that batch or an
 earlier one.
@@ -179,6 +183,8 @@ class ReportedJob:
         # Iterations of earlier runs, which are published before the iterations of the present run.
         self.earlier_runs: list[PendingIteration] = []
         self.in_publication: PendingIteration | None = None
+        self.is_delayed = False
+        """Whether that iteration could not be written, and is attempted again."""
         self.rows: dict[object, StateRow] = {}
         """State rows that have changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
@@ -386,10 +392,17 @@ class ReportedJob:
         return self.pending[lowest]
 
     def has_unpublished_backlog(self) -> bool:
-        """Return whether an iteration is complete while another one is being published."""
-        return self.in_publication is not None and any(
-            map(self.ranks.is_finished_by_all, self.pending)
-        )
+        """Return whether more iterations are complete than may wait for the one in publication.
+
+        None may wait while it is being written. While it cannot be written, which may take hours,
+        some may: what agents report of other jobs, and that ranks have ended, is behind them.
+        """
+        if self.in_publication is None:
+            return False
+        complete = filter(self.ranks.is_finished_by_all, self.pending)
+        if self.is_delayed:
+            return sum(self.pending[each].count for each in complete) > MAX_DELAYED_EVENTS
+        return any(True for _ in complete)
 
     def start_publication(self, pending: PendingIteration) -> None:
         """Begin to publish an iteration; events that arrive from now on are late."""
@@ -420,6 +433,7 @@ class ReportedJob:
     def finish_publication(self, result: PublicationResult) -> None:
         """Store the result of the publication in progress."""
         pending, self.in_publication = self.in_publication, None
+        self.is_delayed = False
         if pending is None:
             return
         self.published.finish_iteration(pending.run, pending.iteration, written=result.written)

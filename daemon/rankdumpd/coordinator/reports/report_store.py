@@ -303,7 +303,9 @@ class ReportStore:
             return [alarm for job in jobs for alarm in job.peer_steps.find_alarms(now_us)]
 
     def has_unpublished_backlog(self, report: AgentReport) -> bool:
-        """Return whether a job in the report has complete iterations that wait for publication."""
+        """Return whether a job in the report has more complete iterations than may wait for
+        publication.
+        """
         with self._lock:
             jobs = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
             return any(job.has_unpublished_backlog() for job in jobs if job is not None)
@@ -338,6 +340,11 @@ class ReportStore:
                 if job.in_publication and pending and pending.count >= least_events:
                     return self._view(job, pending, provisional=False)
             return None
+
+    def delay_publication(self, job_id: str) -> None:
+        """Note that the iteration in publication cannot be written at present."""
+        with self._lock:
+            self._jobs[job_id].is_delayed = True
 
     def finish_publication(self, job_id: str, result: PublicationResult) -> None:
         """Store the result of a publication."""

@@ -296,7 +296,8 @@ class JobCoordinator(Component):
         """Add a report to the store; return the answer to its agent.
 
         The answer is delayed while iterations complete faster than they are published. Agents then
-        keep their events on disk, and only a few iterations are in memory.
+        keep their events on disk, and only a few iterations are in memory. While an order cannot be
+        written, the delay begins only with more iterations.
         """
         answer = self._store.add_report(report, now_s=time.monotonic())
         self._control.add_answers(report.control_answers)

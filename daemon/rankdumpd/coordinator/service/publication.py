@@ -388,6 +388,7 @@ class IterationPublisher:
                 reason,
                 extra={"job": view.job_id, "iteration": view.iteration},
             )
+        self._store.delay_publication(view.job_id)
         self._retries.postpone(view.job_id, now_s=time.monotonic())
         hurried = before is not None and before.hurried
         self._delayed[view.job_id] = _DelayedIteration(view, reason, hurried)

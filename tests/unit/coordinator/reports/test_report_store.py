@@ -46,6 +46,7 @@ from rankdumpd.coordinator.fleet_views import (
     ReportAnswer,
     ReportedRankCoverage,
 )
+from rankdumpd.coordinator.reports import job as jobs
 from rankdumpd.coordinator.reports import report_store
 from rankdumpd.coordinator.reports import report_store as rooms
 from rankdumpd.coordinator.reports.job import CLOSED_JOB_TIMEOUT_S, MAX_FINDINGS
@@ -547,6 +548,22 @@ def test_store_has_a_backlog_while_next_iteration_is_complete(gather, agent) -> 
     assert not gather.has_unpublished_backlog(report_of("another job"))
     gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     assert not gather.has_unpublished_backlog(report_of("j"))
+
+
+def test_iterations_may_wait_for_one_that_cannot_be_written(gather, agent, monkeypatch) -> None:
+    """What agents report of other jobs must not wait for a full disk."""
+    monkeypatch.setattr(jobs, "MAX_DELAYED_EVENTS", 4)
+    agent.report(sessions=tuple(map(agent.session, (0, 1))))
+    for iteration in (4, 5, 6, 7):
+        agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
+        agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
+        if iteration == 4:
+            assert gather.take_next_ready(now_s=0.0) is not None
+            gather.delay_publication("j")
+        assert gather.has_unpublished_backlog(report_of("j")) is (iteration == 7)
+    gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    assert gather.take_next_ready(now_s=0.0) is not None
+    assert gather.has_unpublished_backlog(report_of("j"))
 
 
 def test_waiting_iterations_have_open_calls(gather, agent) -> None:
