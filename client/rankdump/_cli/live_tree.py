@@ -91,13 +91,15 @@ def add_tree_rows(live: StatusView, tree: StatusView) -> StatusView:
     iterations of this job, which daemons report only when they end.
     """
     own = {each.job_id for each in live.sessions}
-    reported = {(each.session_id, each.iteration) for each in live.iterations}
+    # By place and not by session, which files without a manifest do not name: on a full disk, a
+    # daemon reports iterations whose manifests are yet to be written.
+    reported = {(each.rank, each.iteration, each.attempt) for each in live.iterations}
     begun = (
         each
         for each in tree.iterations
         if each.job_id in own
         and not each.complete
-        and (each.session_id, each.iteration) not in reported
+        and (each.rank, each.iteration, each.attempt) not in reported
     )
     return replace(
         live,

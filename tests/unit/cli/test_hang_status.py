@@ -125,6 +125,13 @@ def test_live_view_has_the_iterations_that_have_begun() -> None:
     assert [each.iterations_complete for each in tally_ranks(merged)] == [1]
 
 
+def test_iteration_that_waits_for_its_manifest_is_counted_once() -> None:
+    """As on a full disk; files without a manifest do not name their session."""
+    live = StatusView(sessions=(session(0, SessionState.CLOSED),), iterations=(balance(0),))
+    files = replace(balance(0, complete=False, stored=1), session_id="")
+    assert add_tree_rows(live, StatusView(iterations=(files,))).iterations == live.iterations
+
+
 def balance(iteration: int, *, complete: bool = True, stored: int = 0) -> IterationStatus:
     return IterationStatus("job", "s0", 0, iteration, complete, stored, stored)
 
