@@ -12,6 +12,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import struct
 
 from rankdumpd.agent.records import FileDescriptor
@@ -39,6 +40,12 @@ def has_process_ended(process: FileDescriptor) -> bool:
     poll = select.poll()
     poll.register(process.number, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def is_process_here(pid: int, host: str) -> bool:
+    """Return whether a process of that number runs on this host; False for those of other hosts."""
+    process = open_process(pid) if host == socket.gethostname() else None
+    return process is not None and not has_process_ended(process)
 
 
 def read_process_end(process: FileDescriptor) -> str:

@@ -43,6 +43,7 @@ from rankdump.errors import (
 )
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import read_wall_clock_us
+from rankdumpd.agent.session.rank_process import is_process_here
 from rankdumpd.agent.session.rank_session import (
     RankSession,
     StreamMailbox,
@@ -202,8 +203,10 @@ class SessionRegistry:
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
         self._clock, self._counters = clock, counters
-        self._opened_s: dict[str, float] = {}
-        """Time since which a session is open without a connected stream, by session id."""
+        self._opened: dict[str, tuple[SessionRequest, float]] = {}
+        """Request of each session that is open without a connected stream, and the time since which
+        it is, by session id.
+        """
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
         self._rejected: dict[str, str] = {}
@@ -271,11 +274,11 @@ class SessionRegistry:
                 self._ledger.open_session(request)
                 session.reopen(request)
                 self._sessions[request.session_id] = session
-                self._opened_s[request.session_id] = self._clock()
+                self._opened[request.session_id] = request, self._clock()
                 self._forget_closed()
         except BaseException:
             with self._lock:
-                self._opened_s.pop(request.session_id, None)
+                self._opened.pop(request.session_id, None)
             raise
         self._counters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
@@ -307,7 +310,7 @@ class SessionRegistry:
             session = self.check_token(session_id, token)
             self._check_single_process(session.request)
             _lock_tree(session)
-            self._opened_s.pop(session_id, None)
+            self._opened.pop(session_id, None)
             session.connect(listener)
             return session
 
@@ -359,7 +362,8 @@ class SessionRegistry:
         self._check_tree(request, plan.output.root)
         self._check_single_process(request)
         self._check_capacity(request)
-        self._opened_s[request.session_id] = self._clock()
+        self._check_single_opening(request)
+        self._opened[request.session_id] = request, self._clock()
         return session
 
     def _check_open(self) -> None:
@@ -392,10 +396,25 @@ class SessionRegistry:
                     f"connected as process {theirs.pid} on host {theirs.host!r}"
                 )
 
+    def _check_single_opening(self, request: SessionRequest) -> None:
+        """Raise UnavailableError while another process of this host is about to be this rank.
+
+        Two jobs with one id may begin at the same moment. The one whose rank connects first goes
+        on, and the other is rejected when it tries again.
+        """
+        for theirs, _ in self._opened.values():
+            same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
+            other = theirs.pid != request.pid and theirs.session_id != request.session_id
+            if same and other and is_process_here(theirs.pid, theirs.host):
+                raise UnavailableError(
+                    f"process {theirs.pid} on host {theirs.host!r} is about to connect as rank "
+                    f"{request.rank} of job {request.job_id!r}"
+                )
+
     def _check_capacity(self, request: SessionRequest) -> None:
         self._expire()
         live = {session_id for session_id, session in self._sessions.items() if session.live}
-        others = len(live.union(self._opened_s) - {request.session_id})
+        others = len(live.union(self._opened) - {request.session_id})
         fault = self._capacity_fault(others)
         if others >= self._max_sessions:
             fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
@@ -405,8 +424,8 @@ class SessionRegistry:
     def _expire(self) -> None:
         """Remove sessions that were opened and never connected, if nothing of them is left."""
         before_s = self._clock() - CONNECT_TIMEOUT_S
-        for session_id in [id_ for id_, opened_s in self._opened_s.items() if opened_s < before_s]:
-            del self._opened_s[session_id]
+        for session_id in [id_ for id_, (_, since_s) in self._opened.items() if since_s < before_s]:
+            del self._opened[session_id]
             session = self._sessions.get(session_id)
             if session is None or session.live:
                 continue

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 import sqlite3
+import subprocess
 
 import pytest
 
@@ -145,6 +148,28 @@ def test_registry_rejects_second_tree_of_a_job(make_rig, tmp_path):
     rig.open(1, tree=other, job_id="another")
     session.disconnect(mailbox)
     rig.open(2, tree=other)
+
+
+def test_rank_is_opened_for_one_living_process_at_a_time(make_rig):
+    """Of two jobs with one id that begin together, one must not end the session of the other."""
+    rig, host = make_rig(), socket.gethostname()
+    first = rig.open(0, host=host, pid=os.getpid())
+    rig.open(1, host=host, pid=os.getppid())
+    with pytest.raises(UnavailableError, match=f"process {os.getpid()} on host .* rank 0 of job"):
+        rig.open(0, session_id="other", host=host, pid=os.getppid())
+    assert rig.ledger.unfinished() == ["s0", "s1"]
+    rig.registry.connect("s0", first, StreamMailbox())
+    with pytest.raises(RejectedError, match="already connected"):
+        rig.open(0, session_id="other", host=host, pid=os.getppid())
+
+
+def test_process_that_died_before_it_connected_gives_its_rank_up(make_rig):
+    rig, host = make_rig(), socket.gethostname()
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    rig.open(0, host=host, pid=dead.pid)
+    rig.open(0, session_id="next", host=host, pid=os.getpid())
+    assert rig.names() == ["s0", "next"]
 
 
 def test_session_is_quiet_when_all_frames_are_committed(make_rig):
