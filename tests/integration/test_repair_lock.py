@@ -17,6 +17,7 @@ from support.slab_agents import wait_until
 
 from rankdump._analysis.fsck.repair import repair_tree
 from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._cli.command_group import run_command_line
 from rankdump.errors import UnavailableError
 from rankdumpd.agent.commit import committer, post_commit
@@ -189,6 +190,21 @@ class TestAgentDuringRepair:
         rank.root.rename(rank.root.with_name("away"))
         agent.start()
         assert not rank.root.exists()
+
+    def test_tree_that_was_moved_is_a_finding_and_the_new_one_is_locked(self, begun, frames):
+        """What was stored before is somewhere else; the job goes on."""
+        _, rank, stream = begun
+        moved = rank.root.rename(rank.root.with_name("away"))
+        ends = [frames.record(2, ARRAY, iteration=1), frames.end(3, 0, 1), frames.end(4, 1, 1)]
+        stream.send(*ends, frames.record(5, ARRAY, iteration=2), frames.end(6, 2, 1))
+        stream.wait_acknowledged(6)
+        wait_until(lambda: any(rank.root.glob("rank_0/.dump_metadata/manifest/iteration_2.*")))
+        (finding,) = (each for each in rank.status().findings if "moved or removed" in each)
+        assert finding.startswith(f"rank 0: {rank.root} was moved or removed while the job wrote")
+        assert "of iteration 0 and earlier ones" in finding
+        wait_until(lambda: lock_of(rank.root).exists() and held(rank.root))
+        wait_until(lambda: not held(moved))
+        assert [each.status.rank for each in read_tree_sessions(rank.root)] == [0]
 
     def test_recreated_tree_is_locked_as_well(self, begun, make_rank):
         """The lock file of the removed tree no longer counts."""

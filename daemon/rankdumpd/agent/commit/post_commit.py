@@ -412,6 +412,7 @@ class PostCommitActions:
         joined: bool,
     ) -> None:
         frame_id, what = declared.frame_id, "no manifest written"
+        _check_place(session, end.iteration)
         with self._tree_changes:
             status = self._count_end(session, declared, end)
             with handling_failures(session, what, declared, iteration=end.iteration):
@@ -453,6 +454,22 @@ class PostCommitActions:
 
     def _report_session(self, session: RankSession) -> None:
         self._reporter.session(session.status(), str(session.storage.tree.root))
+
+
+def _check_place(session: RankSession, iteration: int) -> None:
+    """Note that the tree of a session was moved or removed, and have the new one prepared."""
+    lock, request = session.storage.lock, session.request
+    if lock.is_in_place():
+        return
+    text = (
+        f"{session.storage.tree.root} was moved or removed while the job wrote to it: of iteration "
+        f"{iteration} and earlier ones, what was stored until then is not there"
+    )
+    log_about(_logger, request).warning("rank %d: %s", request.rank, text)
+    session.add_finding(f"rank {request.rank}: {text}")
+    session.warn(text)
+    lock.release()
+    session.has_metadata = False
 
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:

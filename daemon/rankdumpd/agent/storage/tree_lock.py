@@ -63,6 +63,12 @@ class TreeLock:
             return False
         return True
 
+    def is_in_place(self) -> bool:
+        """Return whether the tree is where it was locked; True of one that is not locked."""
+        with self._lock:
+            held = self._held
+        return held is None or _is_in_place(self._tree, held)
+
     def release(self) -> None:
         """Release the share of this session in the lock."""
         with self._lock:
@@ -73,8 +79,8 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     root = str(tree.root)
     with _guard:
         held = _locks_by_root.get(root)
-    # If the tree was removed and created again, the old lock is on a removed file.
-    if held is not None and os.fstat(held.number).st_nlink:
+    # If the tree was moved or removed and created again, the old lock is on a file of the old tree.
+    if held is not None and _is_in_place(tree, held):
         return held
     problem = "its lock file cannot be opened"
     try:
@@ -97,6 +103,16 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     with _guard:
         _locks_by_root[root] = held
     return held
+
+
+def _is_in_place(tree: DumpTree, held: FileDescriptor) -> bool:
+    try:
+        found = (tree.root / STATE_FOLDER / TREE_LOCK_FILE).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # a disk that fails says nothing about the tree
+    return os.path.samestat(found, os.fstat(held.number))
 
 
 _TIME_FORMAT = "%Y%m%d%H%M%S"
