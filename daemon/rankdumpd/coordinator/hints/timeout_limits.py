@@ -270,7 +270,8 @@ def collect_group_limits(
         own = next((each for each in timeouts.groups if each.group == group.name), None)
         own_backend = own.backend if own else _find_default_backend(session)
         backend = backend or own_backend
-        is_world = session is None or len(group.ranks) == session.world_size
+        # A job that was restarted with fewer ranks still has the group of all ranks of before.
+        is_world = session is None or len(group.ranks) >= session.world_size
         scope = GroupScope.WORLD if is_world else GroupScope.PART
         for limit in _list_rank_limits(timeouts, own_backend, own, session, scope):
             known.setdefault(limit, []).append(rank)

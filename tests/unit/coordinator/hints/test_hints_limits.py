@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rank_limits import PAIR, WORLD, S, environment, limits, torch
 
+from rankdump._core.events import ProcessGroup
 from rankdump._core.timeouts import TIMEOUT_VARIABLES, GroupTimeout, RankTimeouts
 from rankdumpd.coordinator.fleet_views import JobFacts
 from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits, collect_group_limits
@@ -168,6 +169,12 @@ def test_gloo_limit_defaults_to_half_an_hour():
     assert (limit.name, limit.limit_us, limit.source) == (
         "timeout of new_group", 1800 * S, "default of torch",
     )  # fmt: skip
+
+
+def test_group_of_all_ranks_before_a_restart_with_fewer_was_made_by_init_process_group():
+    before = ProcessGroup("0", tuple(range(len(WORLD.ranks) + 2)))
+    found = limits(torch("gloo", 8), framework="torch 2.5.0", device="CPU", group=before)
+    assert {each.name for each in found.sorted_limits} == {PG}
 
 
 def test_ranks_without_reports_have_no_limits():
