@@ -262,12 +262,33 @@ def _missing_iterations(tree: Tree) -> list[str]:
     every = set[int]().union(*have.values())
     for rank, iteration in tree.gone:
         have.get(rank, set()).add(iteration)
+    attempts = _iterations_by_attempt(tree) if len(tree.attempts) > 1 else {}
+    lacking: dict[str, list[int]] = {}
+    for rank, own in sorted(have.items()):
+        missing = attempts.get(rank, every) - own
+        if missing:
+            lacking.setdefault(ranges(missing), []).append(rank)
     return [
-        f"{tree.unit} {rank}: iteration {ranges(every - own)} is missing, "
+        f"{tree.unit}{'s' * (len(ranks) > 1)} {ranges(ranks)}: iteration {iterations} is missing, "
         f"other {tree.unit}s have it"
-        for rank, own in sorted(have.items())
-        if not own >= every
+        for iterations, ranks in lacking.items()
     ]
+
+
+def _iterations_by_attempt(tree: Tree) -> dict[int, set[int]]:
+    """Return for each rank the iterations of the attempts that it took part in.
+
+    A job that is restarted with fewer ranks does not lack the others.
+    """
+    complete: defaultdict[int, set[int]] = defaultdict(set)
+    part = {(each.status.rank, each.status.attempt) for each in tree.own_sessions}
+    for status in (manifest.status for manifest in tree.manifests):
+        complete[status.attempt].add(status.iteration)
+        part.add((status.rank, status.attempt))
+    found: dict[int, set[int]] = {}
+    for rank, attempt in part:
+        found.setdefault(rank, set()).update(complete[attempt])
+    return found
 
 
 def _has_one_iteration(table: Table) -> bool:

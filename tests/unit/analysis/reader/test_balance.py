@@ -79,6 +79,20 @@ def test_findings_name_a_rank_without_an_iteration(tree):
     assert findings(walk(tree.root)) == ("rank 1: iteration 2-3 is missing, other ranks have it",)
 
 
+def test_ranks_lack_no_iterations_of_attempts_without_them(tree):
+    """A job that is restarted with fewer ranks goes on without the others."""
+    for rank in (0, 1, 2, 3):
+        tree.tensor(rank, 0, "Default/a-A/A-op0", ONES)
+        tree.complete(rank, 0, world_size=4)
+    tree.tensor(3, 1, "Default/a-A/A-op0", ONES)
+    tree.complete(3, 1, world_size=4)
+    tree.attempt, tree.clock_us = 1, tree.clock_us + 10**9
+    for rank in (0, 1):
+        tree.tensor(rank, 2, "Default/a-A/A-op0", ONES)
+        tree.complete(rank, 2, world_size=2)
+    assert status(tree.root).findings == ("ranks 0-2: iteration 1 is missing, other ranks have it",)
+
+
 def test_unbalanced_iteration_is_damage(tree):
     """expected = stored + linked + degraded + dropped, or somebody must hear of it."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
