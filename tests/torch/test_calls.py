@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -290,6 +291,25 @@ def test_calls_of_threads_do_not_mix(recorder, observed) -> None:
     for (name, side), data in values.items():
         assert side is TensorSide.OUTPUT or values[name, TensorSide.OUTPUT] == data
     assert not recorder.warnings
+
+
+def test_hooks_that_a_script_removed_are_back_in_the_next_iteration(recorder) -> None:
+    """Common ways to remove one's own hooks remove all; what is not seen then is not silent."""
+    model = Net()
+    hook = attach_model(model, recorder, 0)
+    seen: list[int] = []
+    for iteration in range(3):
+        hook.iteration_begins(iteration, True)
+        if iteration == 1:
+            for module in model.modules():
+                module._forward_hooks.clear()
+                module._forward_pre_hooks = OrderedDict()
+        model(torch.ones(2, 4))
+        hook.iteration_ends(iteration, True)
+        seen.append(sum(event.name == ROOT for event in recorder.events))
+    hook.detach()
+    assert seen == [1, 1, 2]
+    assert [each for each in recorder.warnings if "removed hooks of rankdump" in each]
 
 
 def test_no_hooks_are_installed_while_not_armed(recorder) -> None:

@@ -303,6 +303,11 @@ def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
     return getattr(module, "_forward_pre_hooks", {})
 
 
+def read_post_hooks(module: Module) -> dict[int, Callable[..., Any]]:
+    """Return the hooks behind the calls of a module, by torch's own keys."""
+    return getattr(module, "_forward_hooks", {})
+
+
 def find_running_ddp() -> Module | None:
     """Return the innermost DistributedDataParallel whose forward is running; None if
     there is none.

@@ -52,6 +52,7 @@ from rankdump._frameworks.torch.module_tree import (
     COMPILED_WARNING,
     INSIDE_COMPILED_HINT,
     OTHER_COMPILED_WARNING,
+    REMOVED_HOOKS_WARNING,
     ModuleOperator,
     ModuleTree,
     build_module_tree,
@@ -544,6 +545,7 @@ class TorchModelHook:
             # within the iteration.
             run_shielded(self._describe_parameters, self._observer.report_failure)
             run_shielded(self._check_compiled_code, self._observer.report_failure)
+            run_shielded(self._check_hooks, self._observer.report_failure)
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
         self._is_idle = not armed and self._installed is None
@@ -560,6 +562,12 @@ class TorchModelHook:
             self._card.begin_step(iteration)
         if self._regions is not None:
             self._regions.restart()
+
+    def _check_hooks(self) -> None:
+        """Warn of hooks that the script removed; the next armed iteration has new ones."""
+        if self._installed is not None and not self._installed.is_in_place():
+            self._observer.recorder.warn_once(REMOVED_HOOKS_WARNING)
+            self._uninstall()
 
     def _check_compiled_code(self) -> None:
         """Warn about compiled code that runs modules of the model without being observed."""

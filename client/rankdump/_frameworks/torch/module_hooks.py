@@ -30,6 +30,7 @@ from rankdump._frameworks.torch.internals import (
     find_plain_call,
     is_region_traced,
     is_tracing,
+    read_post_hooks,
     read_pre_hooks,
     set_compiled_call,
     skip_compilation,
@@ -188,12 +189,21 @@ class ModuleHooks:
         self._make_tracer = make_tracer
         self._handles: list[RemovableHandle] = []
         self._pre_hooks: list[_OperatorPreHook] = []
+        self._keys: list[tuple[Module, int, int]] = []
+        """Modules, and torch's keys of the hooks before and after their calls."""
         self._boundaries: list[tuple[Module, _BoundaryCall, Callable[..., Any] | None]] = []
         for operator in tree.operators:
             if operator.in_place:
                 self._add_boundary(operator, calls)
             else:
                 self._add_hooks(operator, calls)
+
+    def is_in_place(self) -> bool:
+        """Return whether the modules still have their hooks, which a script can remove."""
+        return all(
+            before in read_pre_hooks(module) and after in read_post_hooks(module)
+            for module, before, after in self._keys
+        )
 
     def remove(self) -> None:
         """Restore the modules."""
@@ -206,6 +216,7 @@ class ModuleHooks:
                 set_compiled_call(module, before)
         self._handles.clear()
         self._pre_hooks.clear()
+        self._keys.clear()
         self._boundaries.clear()
 
     def _add_hooks(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
@@ -216,6 +227,7 @@ class ModuleHooks:
             _OperatorPostHook(operator, calls, tracer), with_kwargs=True, always_call=True
         )
         self._handles += (before, after)
+        self._keys.append((module, before.id, after.id))
 
     def _add_boundary(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
         before = find_compiled_call(operator.module)

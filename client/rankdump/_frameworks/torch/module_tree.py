@@ -49,6 +49,11 @@ OTHER_COMPILED_WARNING = (
     "no module inside the attached model was observed in a dumped iteration, and torch.compile has "
     "compiled code of this process: if that is the model's, attach what torch.compile returned"
 )
+REMOVED_HOOKS_WARNING = (
+    "the script removed hooks of rankdump from the model, as module._forward_hooks.clear() does: "
+    "what its modules computed after that is missing in the iteration, and not counted; the next "
+    "iteration has hooks again"
+)
 FUSED_WARNING = (
     "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
     "path and so change results"
