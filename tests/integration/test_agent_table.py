@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import subprocess
@@ -135,6 +136,27 @@ def test_last_agent_of_a_job_writes_what_waits(make_agent, send):
     agent.agent._table.finish(WAIT_S)
     assert rows(made.root) == of_walk(made.root)
     stream.finish()
+
+
+def test_process_without_a_core_is_replaced_at_the_end(make_agent, send, monkeypatch):
+    """Beside other jobs, one of idle priority would delay the end of this one."""
+    started: list[bool] = []
+
+    class StoppedProcess(TableProcess):
+        def __init__(self, *, is_idle: bool) -> None:
+            super().__init__(is_idle=is_idle)
+            started.append(is_idle)
+            if is_idle:
+                os.kill(self._process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(table_writer, "TableProcess", StoppedProcess)
+    monkeypatch.setattr(table_writer, "IDLE_GRACE_S", 0.01)
+    agent = make_agent(table=True)
+    made, _ = send(agent.address, range(2))
+    wait_for(lambda: started, "a process")
+    agent.agent._table.finish(WAIT_S)
+    assert started == [True, False]
+    assert rows(made.root) == of_walk(made.root)
 
 
 def test_rows_that_wait_are_written_by_the_next_process(make_agent, send):

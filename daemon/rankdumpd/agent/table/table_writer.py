@@ -41,6 +41,8 @@ from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
 CHECK_INTERVAL_S = 1.0
+IDLE_GRACE_S = 1.0
+"""Seconds that a process of idle priority may still take when all rows are to be written."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 MAX_MANIFESTS = 16_384
 """Largest number of manifests in one request."""
@@ -151,7 +153,9 @@ class TableWriter:
         self._changed = threading.Condition()
         self._work = threading.Event()
         self._process: TableProcess | None = None
-        self._is_finishing = self._is_idle = False
+        self._slow_process: TableProcess | None = None
+        """The process, if its priority is idle."""
+        self._is_finishing = self._is_idle = self._is_replaced = False
         self._written = 0
 
     def start(self) -> None:
@@ -172,17 +176,28 @@ class TableWriter:
         return self._written
 
     def finish(self, timeout_s: float) -> int:
-        """Write all rows, for at most `timeout_s`; return 1 if some rows are left, else 0."""
+        """Write all rows, for at most `timeout_s`; return 1 if some rows are left, else 0.
+
+        On a busy host, a process of idle priority may get no core all the time, so it is replaced.
+        """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_idle, self._is_finishing = False, True
             self._work.set()
-            while self._thread.is_running and not self._is_idle:
+            if self._slow_process is not None:
+                self._changed.wait_for(self._is_finished, min(timeout_s, IDLE_GRACE_S))
+            if self._slow_process is not None:
+                self._is_replaced = True
+                self._slow_process.kill()
+            while not self._is_finished():
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return 1
                 self._changed.wait(min(left_s, CHECK_INTERVAL_S))
         return 0
+
+    def _is_finished(self) -> bool:
+        return self._is_idle or not self._thread.is_running
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Leave all other rows to the next process; return whether the thread has ended."""
@@ -278,9 +293,13 @@ class TableWriter:
         )
 
     def _write_tree(self, tree: WaitingTree) -> bool:
-        """Write the oldest rows of a tree; return whether that succeeded."""
+        """Write the oldest rows of a tree; return whether to go on at once."""
         request, rows = self._make_request(tree)
         answer, root = self._ask(request), tree.place.root
+        with self._changed:
+            was_replaced, self._is_replaced = self._is_replaced, False
+        if answer.error and was_replaced:
+            return True  # the next process has the priority of the agent
         if answer.error:
             self._retries.postpone(root, now_s=time.monotonic())
             self._note_problem(root, f"{root}: {answer.error}")
@@ -321,13 +340,15 @@ class TableWriter:
             with self._changed:
                 if self._thread.is_stopping:
                     return TableAnswer(error="the agent is stopping")
-                process = self._process = TableProcess(is_idle=not self._is_finishing)
+                is_idle = not self._is_finishing
+                process = self._process = TableProcess(is_idle=is_idle)
+                self._slow_process = process if is_idle else None
             try:
                 return process.write(request)
             finally:
                 process.close()
                 with self._changed:
-                    self._process = None
+                    self._process = self._slow_process = None
         except OSError as error:
             return TableAnswer(error=error.strerror or str(error))
         finally:
