@@ -120,7 +120,10 @@ _SPACE_TEXTS = {
     ),
     "disk_cap": ("all dumps of the agent reached agent.disk_bytes", "raise it or remove dumps"),
     "job_quota": ("the job reached agent.job_bytes on this host", "raise it or dump less"),
-    "disk_full": ("the disk was full when the file was written", _FREE_SPACE),
+    "disk_full": (
+        "the disk had no space or no inodes left when the file was written",
+        "free space, remove small files, or dump to another disk",
+    ),
 }
 
 # Reasons that are errors on the tensor's way into the tree.
@@ -195,9 +198,8 @@ def explain_drop(reason: str) -> DropExplanation:
 def describe_drops(dropped: Mapping[str, int]) -> list[str]:
     """Return one sentence for each drop reason, the most frequent first.
 
-    >>> describe_drops({"disk_full": 2})
-    ['2 tensors dropped (disk_full): the disk was full when the file was written; free space, or \
-dump to another disk']
+    >>> describe_drops({"disk_cap": 2})[0].partition(";")[0]
+    '2 tensors dropped (disk_cap): all dumps of the agent reached agent.disk_bytes'
     """
     return _describe_reasons(dropped, "dropped")
 

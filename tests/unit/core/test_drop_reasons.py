@@ -40,8 +40,8 @@ def test_describe_drops_has_the_most_frequent_reason_first():
     first, second = describe_drops({"disk_full": 1, "buffer_full": 1200, "torn": 0})
     assert first.startswith("1,200 tensors dropped (buffer_full): the rank's send buffer")
     assert second == (
-        "1 tensor dropped (disk_full): the disk was full when the file was written; "
-        "free space, or dump to another disk"
+        "1 tensor dropped (disk_full): the disk had no space or no inodes left when the file was "
+        "written; free space, remove small files, or dump to another disk"
     )
 
 
