@@ -502,13 +502,13 @@ class PulseRecorder(CauseRecorder, Protocol):
     part: int
     """Index of the part that is measured in the running step."""
 
-    def limit_stride(self, tensors: int) -> None:
+    def note_tensor_count(self, tensor_count: int) -> None:
         """Note the number of tensors of a model: the stride stays so low that every few steps
         measure a tensor.
         """
         ...
 
-    def use_calls(self, list_calls: CallLister) -> None:
+    def use_call_lister(self, list_calls: CallLister) -> None:
         """Add to each step how far this rank has come in the collectives of its groups."""
         ...
 

@@ -38,7 +38,7 @@ from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.kept_tensors import KeptTensors, copy_tensor
 from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
-    MAX_PACE,
+    MAX_STEPS_PER_TENSOR,
     MAX_STRIDE,
     MAX_WATCHED_TENSORS,
     RuleMatch,
@@ -127,7 +127,7 @@ class BlackBoxRecorder:
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
         self._found_in: dict[FaultKind | int, int] = {}
         """Last iteration in which a fault of each kind, or of each watch rule, was found."""
-        self._is_over = False
+        self._is_over_budget = False
         """Whether the cost exceeds its share although the stride cannot be higher."""
         self._has_warned = False
         """Whether that excess was logged: its text differs each time, so `warn` would repeat it."""
@@ -136,7 +136,7 @@ class BlackBoxRecorder:
         """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
-        self._tensors = 0
+        self._tensor_count = 0
         """Number of tensors of the largest attached model."""
         self.stride = 1
         """Number of parts that the modules are divided into; each step measures one of them."""
@@ -159,7 +159,7 @@ class BlackBoxRecorder:
         self._rates.begin_step()
         self._spent_ns = self._turns_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
-        self.part = choose_part(iteration, self.stride, self._tensors)
+        self.part = choose_part(iteration, self.stride, self._tensor_count)
 
     def end_step(self, *, ran: bool) -> None:
         """End the step: send it, and judge its norms and its cost. A step in which nothing ran is
@@ -209,13 +209,13 @@ class BlackBoxRecorder:
 
     # -- calls of adapters, on the training thread
 
-    def limit_stride(self, tensors: int) -> None:
+    def note_tensor_count(self, tensor_count: int) -> None:
         """Note the number of tensors of a model: the stride stays so low that at least one of
-        `MAX_PACE` steps measures a tensor.
+        `MAX_STEPS_PER_TENSOR` steps measures a tensor.
         """
-        self._tensors = max(self._tensors, tensors)
+        self._tensor_count = max(self._tensor_count, tensor_count)
 
-    def use_calls(self, list_calls: CallLister) -> None:
+    def use_call_lister(self, list_calls: CallLister) -> None:
         """Add to each step how far this rank has come in the collectives of its groups."""
         self._list_calls = list_calls
 
@@ -521,7 +521,7 @@ class BlackBoxRecorder:
             return
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         # Norms are compared only between steps that measure the same part of the modules.
-        part = choose_part(iteration, self.stride, self._tensors)
+        part = choose_part(iteration, self.stride, self._tensor_count)
         if self._judge_number(f"gradients of {self.stride}", part, norm):
             text = f"the norm of the gradients jumped to {norm:g}"
             self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
@@ -547,12 +547,12 @@ class BlackBoxRecorder:
         share = sorted(self._shares)[_JUDGED_STEPS // 2]
         self._shares = []
         allowed = self._settings.max_overhead
-        most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
-        was_over = self._is_over
-        self.stride, self._is_over = choose_stride(self.stride, share, allowed, most)
+        most = min(max(1, self._tensor_count * MAX_STEPS_PER_TENSOR), MAX_STRIDE)
+        was_over_budget = self._is_over_budget
+        self.stride, self._is_over_budget = choose_stride(self.stride, share, allowed, most)
         # Neither the first steps of a job nor a single slow step is a reason for a warning, so the
         # cost has to be too high in two judgements in a row.
-        if was_over and self._is_over and not self._has_warned:
+        if was_over_budget and self._is_over_budget and not self._has_warned:
             self._has_warned = True
             self._warn(
                 f"rank {self._rank}: the black box takes {share:.1%} of a step, more than "

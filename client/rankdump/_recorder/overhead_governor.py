@@ -23,11 +23,12 @@ counted.
 """
 ROOM_SHARE = 0.8
 """Fraction of the allowed share below which there is room for a richer level."""
-MAX_EVERY = 1024
-_SHORT_EVERY = 8
-_SHORT_TURNS = 4
-"""Turns per cycle if a turn comes more often than in every `_SHORT_EVERY`-th iteration: several
-turns in a cycle make fractions possible, so neighbouring levels differ little in cost.
+MAX_INTERVAL = 1024
+_SHORT_INTERVAL = 8
+_SHORT_KEPT_PER_CYCLE = 4
+"""Iterations of a cycle that are kept in the richer form if the mean interval between them is below
+`_SHORT_INTERVAL`: several in a cycle make fractions possible, so neighbouring levels differ little
+in cost.
 """
 FIRST_WAIT_STEPS = 16
 MAX_WAIT_STEPS = 1024
@@ -42,9 +43,9 @@ _EARLY_FACTOR = 1.5
 """A window ends early when its iterations have cost this many times what the whole
 window may cost.
 """
-_LEAST_SETTLED_EVERY = 8
-"""From this cycle length on, the share measured for the iterations between is taken as their own
-cost: there are so many that what is left over from the turns hardly counts.
+_LEAST_SETTLED_INTERVAL = 8
+"""From this mean interval on, the share measured for the iterations in the cheaper form is taken as
+their own cost: there are so many that what is left over from the others hardly counts.
 """
 _NEW_WEIGHT = 0.5
 _FORGETTING = 0.999
@@ -83,46 +84,47 @@ class FidelityLevel:
     """Fidelity level: the forms in which the iterations of a cycle are kept."""
 
     form: RecordForm
-    turns: int = 1
-    """Iterations of a cycle, evenly spread, that are kept in `form`."""
-    cycle: int = 1
-    """Length of a cycle in iterations."""
-    between: RecordForm = RecordForm.NOTHING
+    kept_per_cycle: int = 1
+    """Number of iterations of a cycle, evenly spread, that are kept in `form`."""
+    cycle_length: int = 1
+    """Number of iterations in a cycle."""
+    other_form: RecordForm = RecordForm.NOTHING
     """Form of the other iterations of a cycle; without meaning if the cycle has none."""
 
     @property
-    def every(self) -> float:
-        """Average number of iterations from one turn, an iteration kept in `form`, to the next."""
-        return self.cycle / self.turns
+    def mean_interval(self) -> float:
+        """Average number of iterations from one that is kept in `form` to the next one."""
+        return self.cycle_length / self.kept_per_cycle
 
     def select_form(self, number: int) -> RecordForm:
         """Return the form of an iteration, which is numbered from 0 since the level began."""
-        if self.every == 1:
+        if self.mean_interval == 1:
             return self.form
-        before = max(number - 1, 0) * self.turns // self.cycle
-        return self.form if number * self.turns // self.cycle > before else self.between
+        before = max(number - 1, 0) * self.kept_per_cycle // self.cycle_length
+        kept = number * self.kept_per_cycle // self.cycle_length
+        return self.form if kept > before else self.other_form
 
     @property
     def base(self) -> RecordForm:
         """The poorest form of the level, which most iterations have."""
-        return self.form if self.every == 1 else self.between
+        return self.form if self.mean_interval == 1 else self.other_form
 
     @property
     def is_full(self) -> bool:
         """Whether all iterations are kept as the plan says."""
-        return self.form is RecordForm.FULL and self.every == 1
+        return self.form is RecordForm.FULL and self.mean_interval == 1
 
 
-def make_cycle_level(form: RecordForm, every: float, between: RecordForm) -> FidelityLevel:
-    """Return the level that keeps every `every`-th iteration in a form; a fractional `every` is
-    rounded up to a multiple of 1 / `_SHORT_TURNS`, or to an integer.
+def make_cycle_level(form: RecordForm, interval: float, other_form: RecordForm) -> FidelityLevel:
+    """Return the level that keeps an iteration in a form at this mean interval, which is rounded up
+    to a multiple of 1 / `_SHORT_KEPT_PER_CYCLE`, or to an integer.
     """
-    turns = _SHORT_TURNS if every < _SHORT_EVERY else 1
-    cycle = ceil(turns * every)
-    if cycle <= turns:
-        return FidelityLevel(form, between=between)
-    divisor = gcd(turns, cycle)
-    return FidelityLevel(form, turns // divisor, cycle // divisor, between)
+    kept = _SHORT_KEPT_PER_CYCLE if interval < _SHORT_INTERVAL else 1
+    cycle_length = ceil(kept * interval)
+    if cycle_length <= kept:
+        return FidelityLevel(form, other_form=other_form)
+    divisor = gcd(kept, cycle_length)
+    return FidelityLevel(form, kept // divisor, cycle_length // divisor, other_form)
 
 
 class LevelReason(IntEnum):
@@ -208,57 +210,61 @@ class OverheadGovernor:
             left = state.pauses - 1
             return GovernorDecision(replace(state, pauses=left, number=int(not left)))
         state = _count_step(state, used, step)
-        window = state.level.cycle * ceil(MIN_WINDOW_STEPS / state.level.cycle)
+        window = state.level.cycle_length * ceil(MIN_WINDOW_STEPS / state.level.cycle_length)
         share = state.cost_ns / max(state.other_ns, 1)
         planned = share * state.steps / window
         if state.steps < window and planned <= _EARLY_FACTOR * self.allowed:
             return GovernorDecision(state)
-        return self._judge(state, share if state.level.every == 1 else planned)
+        return self._judge(state, share if state.level.mean_interval == 1 else planned)
 
     def _judge(self, state: GovernorState, share: float) -> GovernorDecision:
         """Return the decision at the end of a window."""
-        level, base = state.level, state.shares[state.level.base]
+        level = state.level
         if share > self.allowed:
-            if level.every > 1 and not self._is_base_over(state):
-                return self._turn(state, self._compute_every(state, share, base), share)
-            if level.every == 1 and state.rose:
+            if level.mean_interval > 1 and not self._is_base_over(state):
+                return self._change_interval(state, share)
+            if level.mean_interval == 1 and state.rose:
                 # The level was tried because the cycle before, which had few iterations in the
                 # cheaper form, left room; so go back to a short cycle.
-                every = min(2.0, self._compute_every(state, share, state.shares[level.between]))
-                cycle = make_cycle_level(level.form, every, level.between)
-                return _change_level(state, cycle, LevelReason.OVER, share)
+                base = state.shares[level.other_form]
+                interval = min(2.0, self._compute_interval(state, share, base))
+                new = make_cycle_level(level.form, interval, level.other_form)
+                return _change_level(state, new, LevelReason.OVER, share)
             return self._lower(state, level.base, LevelReason.OVER, share)
         if share < ROOM_SHARE * self.allowed and not state.waits:
-            if level.every > 1:
-                return self._turn(state, self._compute_every(state, share, base), share)
+            if level.mean_interval > 1:
+                return self._change_interval(state, share)
             return self._raise(state, share)
         return GovernorDecision(_restart_window(state), share=share)
 
     def _is_base_over(self, state: GovernorState) -> bool:
         """Return whether the iterations in the cheaper form cost too much by themselves."""
-        is_settled = state.level.every >= _LEAST_SETTLED_EVERY
+        is_settled = state.level.mean_interval >= _LEAST_SETTLED_INTERVAL
         return is_settled and state.shares[state.level.base] > self.allowed
 
-    def _compute_every(self, state: GovernorState, share: float, base: float) -> float:
-        """Return the needed number of iterations per turn, given the share that the present level
-        took, and the share of its iterations between.
+    def _compute_interval(self, state: GovernorState, share: float, base: float) -> float:
+        """Return the needed mean interval, given the share that the present level took, and the
+        share of its iterations in the cheaper form.
         """
-        every = state.level.every
+        interval = state.level.mean_interval
         target = _TARGET_SHARE * self.allowed
-        most, least = 4 * every, every / 2
+        most, least = 4 * interval, interval / 2
         if base >= target:
-            return most if share > self.allowed else every
-        return min(most, max(least, every * (share - base) / (target - base)))
+            return most if share > self.allowed else interval
+        return min(most, max(least, interval * (share - base) / (target - base)))
 
-    def _turn(self, state: GovernorState, every: float, share: float) -> GovernorDecision:
-        """Return the decision to keep the two forms of the level, with another cycle length."""
+    def _change_interval(self, state: GovernorState, share: float) -> GovernorDecision:
+        """Return the decision to keep the two forms of the level, with another mean interval."""
         level = state.level
+        interval = self._compute_interval(state, share, state.shares[level.base])
         is_over = share > self.allowed
         reason = LevelReason.OVER if is_over else LevelReason.ROOM
-        if every > MAX_EVERY:
-            return _change_level(state, FidelityLevel(level.between), reason, share)
-        new = make_cycle_level(level.form, every, level.between)
-        if new.every == level.every or (new.every > level.every and not is_over):
+        if interval > MAX_INTERVAL:
+            return _change_level(state, FidelityLevel(level.other_form), reason, share)
+        new = make_cycle_level(level.form, interval, level.other_form)
+        if new.mean_interval == level.mean_interval or (
+            new.mean_interval > level.mean_interval and not is_over
+        ):
             return GovernorDecision(_restart_window(state), share=share)
         return _change_level(state, new, reason, share)
 
@@ -269,8 +275,8 @@ class OverheadGovernor:
         one.
         """
         level = state.level
-        if level.every > 1 and form < level.between:
-            return _change_level(state, FidelityLevel(level.between), reason, share)
+        if level.mean_interval > 1 and form < level.other_form:
+            return _change_level(state, FidelityLevel(level.other_form), reason, share)
         poorer = [each for each in self.forms if each > form]
         if not poorer:
             return GovernorDecision(_restart_window(state), LevelReason.LEAST, share)
@@ -286,10 +292,10 @@ class OverheadGovernor:
         if not richer or room <= 0:
             return GovernorDecision(_restart_window(state), share=share)
         cheapest = min(richer, key=lambda each: (state.shares[each], each))
-        every = max(2.0, (state.shares[cheapest] - share) / room)
-        if every > MAX_EVERY:
+        interval = max(2.0, (state.shares[cheapest] - share) / room)
+        if interval > MAX_INTERVAL:
             return GovernorDecision(_restart_window(state), share=share)
-        level = make_cycle_level(cheapest, every, form)
+        level = make_cycle_level(cheapest, interval, form)
         return _change_level(state, level, LevelReason.ROOM, share)
 
 

@@ -32,9 +32,9 @@ from rankdump._core.selection import list_spellings
 from rankdump._kernels.kernel_functions import FoundMoments
 
 MAX_STRIDE = 1024
-MAX_PACE = 4
-"""At least one of this many steps measures a tensor; with fewer, a fault would be found
-too late.
+MAX_STEPS_PER_TENSOR = 4
+"""At least one of this many steps measures a tensor; with longer gaps, a fault would be found too
+late.
 """
 _ROOM_SHARE = 0.5
 """Fraction of the allowed share below which the stride is lowered."""
@@ -52,7 +52,7 @@ class StrideDecision(NamedTuple):
     """
 
     stride: int
-    is_over: bool = False
+    is_over_budget: bool = False
     """Whether measuring takes more than the allowed share although the stride cannot be raised."""
 
 
@@ -63,14 +63,14 @@ def choose_stride(
     time.
 
     >>> choose_stride(1, 0.05, 0.01)
-    StrideDecision(stride=7, is_over=False)
+    StrideDecision(stride=7, is_over_budget=False)
     >>> choose_stride(7, 0.002, 0.01)
-    StrideDecision(stride=2, is_over=False)
+    StrideDecision(stride=2, is_over_budget=False)
     """
     wanted = ceil(stride * share / (allowed * _TARGET_SHARE)) if allowed > 0 else MAX_STRIDE
     if share > allowed:
         if stride >= most:
-            return StrideDecision(stride, is_over=True)
+            return StrideDecision(stride, is_over_budget=True)
         return StrideDecision(min(max(wanted, stride + 1), most))
     if share < allowed * _ROOM_SHARE and stride > 1:
         return StrideDecision(min(max(wanted, 1), stride - 1))
@@ -85,10 +85,10 @@ def choose_part(iteration: int, stride: int, tensors: int) -> int:
     >>> [choose_part(iteration, 4, 2) for iteration in range(6)]
     [0, 3, 1, 3, 0, 3]
     """
-    pace = ceil(stride / tensors) if tensors else 1
-    if pace == 1:
+    steps_per_tensor = ceil(stride / tensors) if tensors else 1
+    if steps_per_tensor == 1:
         return iteration % stride
-    return stride - 1 if iteration % pace else iteration // pace % tensors
+    return stride - 1 if iteration % steps_per_tensor else iteration // steps_per_tensor % tensors
 
 
 def has_jumped(earlier: Sequence[float], norm: float) -> bool:
@@ -104,19 +104,20 @@ _SAVED_STEPS = 4
 """Maximum number of steps whose unused share is saved: spending more at once would delay one step
 too much.
 """
-_FIRST_RATE_NS = 2.0
-"""Assumed nanoseconds per byte of a fingerprint, until the first fingerprint has been measured."""
+_FIRST_NS_PER_BYTE = 2.0
+"""Assumed cost of a fingerprint, until the first one has been measured."""
 _RATE_WEIGHT = 0.25
 """Weight of the latest measurement in the moving average of nanoseconds per byte."""
 _MIN_RATED_BYTES = 1 << 12
 """Minimum size of a tensor whose time enters that average; for smaller tensors the fixed cost
 dominates.
 """
-_TENSOR_NS = 10_000
-"""Fixed cost in nanoseconds of one fingerprint or copy, however small the tensor is."""
-_FIRST_COPY_RATE_NS = 0.5
-_SEND_RATE_NS = 1.0
-"""Nanoseconds per byte of a copy that the sending thread takes beside the training thread."""
+_FIXED_NS = 10_000
+"""Cost of one fingerprint or copy beside that of its bytes, however small the tensor is."""
+_FIRST_COPY_NS_PER_BYTE = 0.5
+"""Assumed cost of a copy, until the first one has been measured."""
+_SEND_NS_PER_BYTE = 1.0
+"""Cost of a copy in the sending thread, which runs beside the training thread."""
 
 
 class TurnCredit:
@@ -130,7 +131,7 @@ class TurnCredit:
         """`allowed` is the share of a step that the black box may take."""
         self._allowed = allowed
         self._credit_ns = self._most_ns = 0.0
-        self._rate_ns, self._copy_rate_ns = _FIRST_RATE_NS, _FIRST_COPY_RATE_NS
+        self._ns_per_byte, self._copy_ns_per_byte = _FIRST_NS_PER_BYTE, _FIRST_COPY_NS_PER_BYTE
 
     def can_afford(self, spending: TurnSpending) -> bool:
         """Return whether these fingerprints and copies together may be made now."""
@@ -146,15 +147,17 @@ class TurnCredit:
         """Subtract the time of a fingerprint, and update the average time per byte."""
         self._credit_ns -= spent_ns
         if byte_count >= _MIN_RATED_BYTES:
-            self._rate_ns += _RATE_WEIGHT * (spent_ns / byte_count - self._rate_ns)
+            self._ns_per_byte += _RATE_WEIGHT * (spent_ns / byte_count - self._ns_per_byte)
 
     def spend_copy(self, byte_count: int, spent_ns: int) -> None:
         """Subtract the time of a copy and the time of sending it, and update the average time per
         byte.
         """
-        self._credit_ns -= spent_ns + _SEND_RATE_NS * byte_count
+        self._credit_ns -= spent_ns + _SEND_NS_PER_BYTE * byte_count
         if byte_count >= _MIN_RATED_BYTES:
-            self._copy_rate_ns += _RATE_WEIGHT * (spent_ns / byte_count - self._copy_rate_ns)
+            self._copy_ns_per_byte += _RATE_WEIGHT * (
+                spent_ns / byte_count - self._copy_ns_per_byte
+            )
 
     def end_step(self, step_ns: int, pulses_ns: int) -> None:
         """Add the unused share of a step that took `step_ns` without the black box, and `pulses_ns`
@@ -167,9 +170,9 @@ class TurnCredit:
     def _estimate_ns(self, spending: TurnSpending) -> float:
         byte_count, fingerprints, copied_bytes, copies = spending
         return (
-            _TENSOR_NS * (fingerprints + copies)
-            + self._rate_ns * byte_count
-            + (self._copy_rate_ns + _SEND_RATE_NS) * copied_bytes
+            _FIXED_NS * (fingerprints + copies)
+            + self._ns_per_byte * byte_count
+            + (self._copy_ns_per_byte + _SEND_NS_PER_BYTE) * copied_bytes
         )
 
 

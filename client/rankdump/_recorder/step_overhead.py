@@ -43,10 +43,11 @@ def describe_level(level: FidelityLevel) -> str:
     'statistics in 2 of 5 iterations, no tensors in the others'
     """
     form = _FORM_TEXTS[level.form]
-    if level.every == 1:
+    if level.mean_interval == 1:
         return form
-    others = _FORM_TEXTS[level.between]
-    return f"{form} in {level.turns} of {level.cycle} iterations, {others} in the others"
+    others = _FORM_TEXTS[level.other_form]
+    kept, length = level.kept_per_cycle, level.cycle_length
+    return f"{form} in {kept} of {length} iterations, {others} in the others"
 
 
 class StepOverhead:

@@ -222,7 +222,7 @@ def test_fault_that_goes_on_is_reported_once():
 
 def test_measuring_that_costs_too_much_measures_a_part():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
-    side.recorder.limit_stride(500)
+    side.recorder.note_tensor_count(500)
     for iteration in range(8):
         side.recorder.begin_step(iteration)
         side.now_ns += STEP_NS
@@ -238,7 +238,7 @@ def test_measuring_that_costs_too_much_measures_a_part():
 
 def test_some_tensor_is_measured_in_one_of_four_steps():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
-    side.recorder.limit_stride(3)
+    side.recorder.note_tensor_count(3)
     for iteration in range(24):
         side.recorder.begin_step(iteration)
         side.now_ns += STEP_NS
@@ -404,7 +404,7 @@ def test_rule_judges_what_accelerators_bring_later():
 
 def test_fingerprints_take_what_pulses_leave_and_do_not_change_their_part():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
-    side.recorder.limit_stride(500)
+    side.recorder.note_tensor_count(500)
     number = side.recorder.number_kind(kind_of("a"))
     for iteration in range(9):
         side.recorder.begin_step(iteration)
@@ -549,7 +549,7 @@ def test_error_sends_the_tensors_of_the_running_step():
 
 def test_copies_do_not_change_the_part_that_is_measured():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
-    side.recorder.limit_stride(500)
+    side.recorder.note_tensor_count(500)
     for iteration in range(9):
         side.recorder.begin_step(iteration)
         begun_ns = side.now_ns

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdump._recorder.overhead_governor import (
-    MAX_EVERY,
+    MAX_INTERVAL,
     ROOM_SHARE,
     FidelityLevel,
     GovernorDecision,
@@ -62,7 +62,7 @@ def test_steady_cost_stays_within_the_allowed_share(allowed, costs):
     """Law: whatever each form costs, in any order, the share is held, with few moves."""
     governor = OverheadGovernor(allowed, tuple(RecordForm))
     state, _, _ = play(governor, lambda form: costs[form], 3000)
-    cycle = state.level.cycle
+    cycle = state.level.cycle_length
     _, shares, decisions = play(governor, lambda form: costs[form], 20 * cycle + 400, state)
     tail = shares[len(shares) % cycle :]
     # Trials of richer levels, of which there are fewer and fewer, may cost a little.
@@ -84,7 +84,7 @@ def test_room_below_the_allowed_share_is_used(allowed, costs, base):
     governor = OverheadGovernor(allowed, tuple(RecordForm))
     state, shares, _ = play(governor, lambda form: costs[form], 1500)
     assert state.level.base is base
-    used = mean(shares[-20 * state.level.cycle :])
+    used = mean(shares[-20 * state.level.cycle_length :])
     assert ROOM_SHARE * allowed * 0.95 <= used <= allowed
 
 
@@ -121,14 +121,14 @@ def test_trial_that_costs_a_little_too_much_gives_up_few_iterations():
     assert state.rose
     _, _, decisions = play(governor, lambda form: (0.22, 0.03, 0.03, 0.001)[form], 8, state)
     level = next(each.state.level for each in decisions if each.reason is LevelReason.OVER)
-    assert (level.form, level.turns, level.cycle) == (FULL, 4, 5)
+    assert (level.form, level.kept_per_cycle, level.cycle_length) == (FULL, 4, 5)
 
 
 def test_trial_that_fails_again_is_made_less_often():
     """A form whose cost explodes only when every iteration has it, as with a full ring."""
     governor, state, failures = OverheadGovernor(0.5, tuple(RecordForm)), GovernorState(), []
     for number in range(4000):
-        blocked = state.form is FULL and state.level.every == 1
+        blocked = state.form is FULL and state.level.mean_interval == 1
         share = 3.0 if blocked else 0.4 if state.form is FULL else 0.01
         decision = governor.advance(state, StepCost(int(share * STEP_NS), STEP_NS))
         if decision.reason is LevelReason.OVER:
@@ -158,13 +158,13 @@ def test_poorest_form_above_the_share_is_reported():
     assert LevelReason.LEAST in {each.reason for each in decisions}
 
 
-@pytest.mark.parametrize("every", [1, 2, 2.25, 7, 7.9, 8, 9.5, MAX_EVERY])
-def test_level_gives_every_kth_iteration_the_richer_form(every):
-    level = make_cycle_level(FULL, every, STATISTICS)
-    forms = [level.select_form(number) for number in range(1, 2 * level.cycle + 1)]
-    assert forms[: level.cycle] == forms[level.cycle :]
-    assert forms.count(FULL) == 2 * level.turns
-    assert every <= level.every < every + 1
-    turns = [number for number, form in enumerate(forms) if form is FULL]
-    gaps = {after - before for before, after in itertools.pairwise(turns)}
+@pytest.mark.parametrize("interval", [1, 2, 2.25, 7, 7.9, 8, 9.5, MAX_INTERVAL])
+def test_level_gives_every_kth_iteration_the_richer_form(interval):
+    level = make_cycle_level(FULL, interval, STATISTICS)
+    forms = [level.select_form(number) for number in range(1, 2 * level.cycle_length + 1)]
+    assert forms[: level.cycle_length] == forms[level.cycle_length :]
+    assert forms.count(FULL) == 2 * level.kept_per_cycle
+    assert interval <= level.mean_interval < interval + 1
+    kept = [number for number, form in enumerate(forms) if form is FULL]
+    gaps = {after - before for before, after in itertools.pairwise(kept)}
     assert max(gaps) - min(gaps) <= 1

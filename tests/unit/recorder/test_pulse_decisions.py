@@ -18,7 +18,7 @@ from rankdump._recorder.pulse_decisions import (
 
 
 @pytest.mark.parametrize(
-    ("stride", "share", "expected", "is_over"),
+    ("stride", "share", "expected", "is_over_budget"),
     [
         (1, 0.009, 1, False),
         (1, 0.02, 3, False),
@@ -30,8 +30,8 @@ from rankdump._recorder.pulse_decisions import (
         (600, 0.5, MAX_STRIDE, False),
     ],
 )
-def test_stride_follows_the_share(stride, share, expected, is_over):
-    assert choose_stride(stride, share, 0.01) == (expected, is_over)
+def test_stride_follows_the_share(stride, share, expected, is_over_budget):
+    assert choose_stride(stride, share, 0.01) == (expected, is_over_budget)
 
 
 @given(st.floats(1e-6, 1.0), st.floats(0.0, 0.02), st.floats(0.001, 1.0))

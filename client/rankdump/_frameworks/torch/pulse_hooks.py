@@ -159,7 +159,7 @@ class TorchPulseHook:
         self._observer = ModelObserver(recorder, graph)
         self._causes = StepCauseObserver(pulses if recorder.card is None else recorder.card)
         self._device = DevicePulses()
-        pulses.use_calls(collective_recorder.list_calls)
+        pulses.use_call_lister(collective_recorder.list_calls)
         self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
         self._modules: list[_ModulePulseHook] = []
         self._watched: list[_ModulePulseHook] = []
@@ -298,7 +298,7 @@ class TorchPulseHook:
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
         self._turns = TensorTurns()
-        self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
+        self._pulses.note_tensor_count(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0, False)
         if not self._fixed:
