@@ -222,9 +222,11 @@ def _format_call_stem(name: str) -> str:
     return call.stem if call is not None else name
 
 
-def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) -> tuple[str, str]:
+def _format_shapes(
+    row: ComparisonRow, format_shape: Callable[[tuple[int, ...]], str]
+) -> tuple[str, str]:
     a, b = (side.shape if side is not None else None for side in (row.pair.a, row.pair.b))
-    return spelt(a) if a is not None else "", spelt(b) if b is not None else ""
+    return format_shape(a) if a is not None else "", format_shape(b) if b is not None else ""
 
 
 def _has_elements(row: ComparisonRow) -> bool:

@@ -187,8 +187,10 @@ class _ColumnSide:
     def build_program(self, place: ColumnPlace) -> DumpedProgram:
         """Return a program, of which only the structure matters."""
         rows = slice(place.start, place.stop)
-        types = map(_CallType, self._spell("op_type", rows))
-        named = zip(self._spell("name", rows), types, self.build_tensors(place), strict=True)
+        types = map(_CallType, self._decode_values("op_type", rows))
+        named = zip(
+            self._decode_values("name", rows), types, self.build_tensors(place), strict=True
+        )
         return build_program((place.rank, place.iteration), ((0, *each) for each in named))
 
     def build_tensors(self, place: ColumnPlace) -> list[DumpedTensor]:
@@ -196,7 +198,7 @@ class _ColumnSide:
         structure, rows = self.find_structure(place), slice(place.start, place.stop)
         if structure not in self._fixed:
             self._fixed[structure] = self._build_fixed_parts(rows)
-        digests = _spell(self.columns.digests, rows)
+        digests = _decode_values(self.columns.digests, rows)
         has_statistics = bool(self.columns.statistics)
         statistics = (
             StatisticRow(self.statistics, row) if has_statistics else NO_STATISTICS
@@ -212,7 +214,7 @@ class _ColumnSide:
     def _build_fixed_parts(self, rows: slice) -> list[_FixedParts]:
         numbers: list[int] = self.columns.sides[rows].tolist()
         sides = [_SIDES[number] for number in numbers]
-        texts = [self._spell(name, rows) for name in ("argument", "dtype", "shape")]
+        texts = [self._decode_values(name, rows) for name in ("argument", "dtype", "shape")]
         return [*zip(sides, self.columns.slots[rows].tolist(), *texts, strict=True)]
 
     def build_measured_tensor(self, row: int, sketch: npt.NDArray[np.float32]) -> DumpedTensor:
@@ -248,11 +250,11 @@ class _ColumnSide:
         found[is_bool[dtypes.codes]] = 0
         return found
 
-    def _spell(self, name: str, rows: slice) -> list[Any]:
-        return _spell(self.columns.coded[name], rows)
+    def _decode_values(self, name: str, rows: slice) -> list[Any]:
+        return _decode_values(self.columns.coded[name], rows)
 
 
-def _spell(column: CodedColumn, rows: slice) -> list[Any]:
+def _decode_values(column: CodedColumn, rows: slice) -> list[Any]:
     return [column.values[code] for code in column.codes[rows].tolist()]
 
 

@@ -107,9 +107,9 @@ _MAX_LISTED_ITEMS = 1_000
 
 
 def render_page(
-    report: ComparisonReport, spelt: NameShortener, *, most: int = MAX_DRAWN_ROWS
+    report: ComparisonReport, shorten: NameShortener, *, most: int = MAX_DRAWN_ROWS
 ) -> str:
-    """Return the page; `spelt` shortens the names in its tables.
+    """Return the page; `shorten` is applied to the names in its tables.
 
     If there are more than `most` rows or operators, those that disagree are preferred.
     """
@@ -120,8 +120,8 @@ def render_page(
     models = [
         draw_operator_chart(shown_calls, collect_suspect_keys(report)),
         *draw_histograms(report.rows),
-        build_sortable_table(build_operator_columns(shown_calls, spelt), "operators"),
-        build_sortable_table(build_row_columns(shown_rows, spelt), "tensors"),
+        build_sortable_table(build_operator_columns(shown_calls, shorten), "operators"),
+        build_sortable_table(build_row_columns(shown_rows, shorten), "tensors"),
     ]
     variables: dict[str, object] = {
         "charts": [model.name for model in models],

@@ -131,11 +131,11 @@ def build_error_scale(errors: Sequence[float]) -> ErrorScale:
     return ErrorScale(low, max(high, low + 1))
 
 
-def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> PageColumns:
+def build_row_columns(rows: Sequence[ComparisonRow], shorten: NameShortener) -> PageColumns:
     """Return one table line per row, with exact measures; a missing measure is NaN."""
     extra = dict.fromkeys(name for row in rows for name in row.outcome.extra)
     return {
-        **_build_call_columns(rows, spelt),
+        **_build_call_columns(rows, shorten),
         "place": [row.place_name for row in rows],
         "verdict": [row.outcome.verdict.value for row in rows],
         "max abs": [max_absolute(row) for row in rows],
@@ -152,12 +152,12 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
 
 
 def build_operator_columns(
-    operators: Sequence[OperatorSummary], spelt: NameShortener
+    operators: Sequence[OperatorSummary], shorten: NameShortener
 ) -> PageColumns:
     """Return one table line per pair of calls."""
     worst = [each.worst for each in operators]
     return {
-        **_build_call_columns(worst, spelt),
+        **_build_call_columns(worst, shorten),
         "worst verdict": [row.outcome.verdict.value for row in worst],
         "at": [row.place_name for row in worst],
         "tensors": [each.tensors for each in operators],
@@ -211,7 +211,7 @@ def _get_measure(row: ComparisonRow, name: str) -> float:
     return math.nan if measures is None else float(getattr(measures, name))
 
 
-def _build_call_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> PageColumns:
+def _build_call_columns(rows: Sequence[ComparisonRow], shorten: NameShortener) -> PageColumns:
     return {
         "rank": [row.rank for row in rows],
         "iteration": [
@@ -220,7 +220,7 @@ def _build_call_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> 
         ],
         "position": [row.position for row in rows],
         "direction": [_format_direction(row) for row in rows],
-        "operator": [report_text.format_call_name(row, spelt) for row in rows],
+        "operator": [report_text.format_call_name(row, shorten) for row in rows],
     }
 
 

@@ -296,23 +296,23 @@ def summarize_kinds(rows: Iterable[ComparisonRow]) -> list[KindSummary]:
     return [KindSummary(kind, tuple(of_kind)) for kind, of_kind in found.items() if of_kind]
 
 
-def format_kinds(rows: Iterable[ComparisonRow], spelt: Callable[[str], str]) -> list[str]:
+def format_kinds(rows: Iterable[ComparisonRow], shorten: Callable[[str], str]) -> list[str]:
     """Return one line for each kind: `parameters 24 pairs: 2 different, 22 same; ...`."""
     found = summarize_kinds(rows)
     width = max((len(each.kind) for each in found), default=0)
-    return [f"{each.kind:<{width}}  {_describe_kind(each, spelt)}" for each in found]
+    return [f"{each.kind:<{width}}  {_describe_kind(each, shorten)}" for each in found]
 
 
-def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
+def _describe_kind(found: KindSummary, shorten: Callable[[str], str]) -> str:
     counts = count_verdicts(found.rows)
     parts = ", ".join(f"{count:,} {verdict.value}" for verdict, count in counts.items())
     details: list[str] = []
     widest, first = found.widest, found.first_bad
     if widest is not None:
         error = get_row_error(widest)
-        details.append(f"by at most {error:.4g} ({_name_place(widest, spelt)})")
+        details.append(f"by at most {error:.4g} ({_name_place(widest, shorten)})")
     elif first is not None:
-        details.append(f"first {_name_place(first, spelt)}")
+        details.append(f"first {_name_place(first, shorten)}")
     sizes = found.batch_sizes if TensorVerdict.SHAPE in counts else None
     if sizes is not None:
         details.append(
@@ -321,8 +321,8 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
     return "; ".join((f"{format_count(len(found.rows), 'pair')}: {parts}", *details))
 
 
-def _name_place(row: ComparisonRow, spelt: Callable[[str], str]) -> str:
+def _name_place(row: ComparisonRow, shorten: Callable[[str], str]) -> str:
     when = f"iteration {row.iteration}" if row.iteration >= 0 else "constants"
     slot = "" if row.op_type == PARAMETER_OP_TYPE else f" {row.place_name}"
-    name = spelt(row.name).removeprefix("Gradients/")
+    name = shorten(row.name).removeprefix("Gradients/")
     return f"{name}{slot}, rank {row.rank}, {when}"

@@ -73,17 +73,17 @@ def describe_origin(origin: DivergenceOrigin) -> str:
     return f"where {subject} starts is ambiguous{why}"
 
 
-def format_call_name(called: ComparisonRow | SuspectCall, spelt: Callable[[str], str]) -> str:
-    """Return the name of a pair of calls; both names, if they still differ after `spelt` was
+def format_call_name(called: ComparisonRow | SuspectCall, shorten: Callable[[str], str]) -> str:
+    """Return the name of a pair of calls; both names, if they still differ after `shorten` was
     applied.
 
     The second name of an API call lacks the direction, which both have in common.
     """
     if called.name_a and called.name_b and called.name_a != called.name_b:
         api = parse_call_name(called.name_b)
-        own, other = spelt(called.name_a), spelt(api.stem if api else called.name_b)
+        own, other = shorten(called.name_a), shorten(api.stem if api else called.name_b)
         return own if own == other else f"{own} (b: {other})"
-    return spelt(called.name_a or called.name_b)
+    return shorten(called.name_a or called.name_b)
 
 
 def format_ranks_and_moment(suspect: SuspectCall, ranks: Iterable[int]) -> str:

@@ -108,7 +108,7 @@ def _order_nodes(
     ready: list[tuple[int, int, int]] = []
     ordered: list[_OrderNode] = []
 
-    def come(rank: int) -> None:
+    def advance_rank(rank: int) -> None:
         """Advance a rank to its next call that is not listed yet; an entry that all ranks have
         reached is ready.
         """
@@ -123,7 +123,7 @@ def _order_nodes(
                 heapq.heappush(ready, (call.start_us, heads[rank], rank))
 
     for rank in chains:
-        come(rank)
+        advance_rank(rank)
     while True:
         if ready:
             _, at, rank = heapq.heappop(ready)
@@ -141,7 +141,7 @@ def _order_nodes(
         ordered.append(node)
         for member in node.calls:
             if heads[member] < len(chains[member]) and chains[member][heads[member]] is node:
-                come(member)
+                advance_rank(member)
 
 
 def _describe_cycle(stuck: Sequence[tuple[int, _OrderNode]], iteration: int) -> Finding:

@@ -528,9 +528,11 @@ class Dump:
             *(make_mindspore_readable_key(key, profile) for profile in PROFILES.values()),
             tree_paths.make_cann_readable_key(key),
         )
-        spelt = dict.fromkeys(map(_without_time, keys))
+        spellings = dict.fromkeys(map(_without_time, keys))
         found = [
-            entry for name in spelt for entry in self._keyed(place_in_time_of(name)).get(name, ())
+            entry
+            for name in spellings
+            for entry in self._keyed(place_in_time_of(name)).get(name, ())
         ]
         if not found:
             where = f"rank {key.rank}, graph {key.graph}, iteration {key.iteration}"

@@ -34,13 +34,13 @@ class FullNames:
         self._root = root
         self._of_ranks: dict[int, Mapping[str, str]] = {}
 
-    def find(self, rank: int, spelt: str) -> str:
+    def find(self, rank: int, spelling: str) -> str:
         """Return the full name of an operator or parameter, given its spelling in files; empty if
         it is unknown.
         """
         if rank not in self._of_ranks:
             self._of_ranks[rank] = index_full_names(_read_names(self._root, rank))
-        return self._of_ranks[rank].get(spelt, "")
+        return self._of_ranks[rank].get(spelling, "")
 
 
 def index_full_names(names: Iterable[str]) -> dict[str, str]:
@@ -53,10 +53,10 @@ def index_full_names(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         filed = sanitize_name(name)
-        for spelt in {filed, clean_table_field(filed)}:
-            if found.setdefault(spelt, name) != name:
-                found[spelt] = ""
-    return {spelt: name for spelt, name in found.items() if name}
+        for spelling in {filed, clean_table_field(filed)}:
+            if found.setdefault(spelling, name) != name:
+                found[spelling] = ""
+    return {spelling: name for spelling, name in found.items() if name}
 
 
 def _read_names(root: Path, rank: int) -> Iterator[str]:

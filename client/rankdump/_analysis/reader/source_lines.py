@@ -295,13 +295,13 @@ class OperatorNames:
         self._spellings: set[str] = set()
         self._scopes: set[str] = set()
         for op_name in op_names:
-            spelt = {op_name, *_spell_in_profiles(op_name)}
-            self._spellings |= spelt | {clean_table_field(each) for each in spelt}
+            spellings = {op_name, *_spell_in_profiles(op_name)}
+            self._spellings |= spellings | {clean_table_field(each) for each in spellings}
             self._scopes.add(_get_scope(sanitize_name(op_name)))
 
-    def may_be(self, spelt: str) -> bool:
+    def may_be(self, spelling: str) -> bool:
         """Return whether a name in a file, a table or a manifest may be one of these names."""
-        return spelt in self._spellings or _get_scope(spelt) in self._scopes
+        return spelling in self._spellings or _get_scope(spelling) in self._scopes
 
 
 TensorSource: TypeAlias = (

@@ -451,11 +451,11 @@ class _EntryColumns:
         )
         record = None
         if recorded is not None:
-            spelt, dtype, shape, digested, *rest = recorded
+            recorded_argument, dtype, shape, digested, *rest = recorded
             start = row * _DIGEST_BYTES
             digest = self.digests[start : start + _DIGEST_BYTES].hex() if digested else ""
             record = ManifestRecord(
-                *(relative, stamp, raw[0], raw[1], spelt, dtype, shape),
+                *(relative, stamp, raw[0], raw[1], recorded_argument, dtype, shape),
                 *(self.bytes_in[row], self.bytes_stored[row], digest, *rest),
                 same_as=self.same_as.get(row, ""),
             )
