@@ -109,9 +109,9 @@ _IN_SPAN = "iteration BETWEEN ? AND ? AND rank BETWEEN ? AND ?"
 _STATEMENT = (
     f"SELECT rank, iteration, hash(name, side, slot, microbatch, {_PART}) AS key, "
     "hash(coalesce(nullif(digest, ''), md5)) AS digest, "
-    "coalesce(digest, md5, '') <> '' AS digested, "
-    "coalesce(fingerprint, 0) AS print, fingerprint IS NOT NULL AS printed FROM tensors "
-    f"WHERE {_IN_SPAN} AND {{}} ORDER BY iteration, rank, attempt, position"
+    "coalesce(digest, md5, '') <> '' AS has_digest, "
+    "coalesce(fingerprint, 0) AS fingerprint, fingerprint IS NOT NULL AS has_fingerprint "
+    f"FROM tensors WHERE {_IN_SPAN} AND {{}} ORDER BY iteration, rank, attempt, position"
 )
 _FACTORS = tuple(
     np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -153,9 +153,9 @@ class _TensorColumns(NamedTuple):
     includes a number for repeated tensors.
     """
     digest: _Keys
-    digested: npt.NDArray[np.bool_]
-    print: _Keys
-    printed: npt.NDArray[np.bool_]
+    has_digest: npt.NDArray[np.bool_]
+    fingerprint: _Keys
+    has_fingerprint: npt.NDArray[np.bool_]
 
 
 def count_differences(
@@ -248,7 +248,7 @@ def _read_columns(source: DumpSource, request: DifferenceRequest, span: _RowSpan
     rank, iteration = (found[name].astype(np.int64) for name in ("rank", "iteration"))
     key = found["key"] * _FACTORS[0] + iteration.astype(np.uint64) * _FACTORS[1]
     key = _add_numbers(key, rank)
-    names = "digest", "digested", "print", "printed"
+    names = "digest", "has_digest", "fingerprint", "has_fingerprint"
     return _TensorColumns(rank, iteration, key, *(found[name] for name in names))
 
 
@@ -288,8 +288,9 @@ def _compare(
     at = np.minimum(np.searchsorted(ordered, keys[0]), len(ordered) - 1)
     partner = order[at]
     is_there = ordered[at] == keys[0]
-    by_digest = is_there & own.digested & base.digested[partner]
-    by_print = is_there & ~by_digest & own.printed & base.printed[partner]
+    by_digest = is_there & own.has_digest & base.has_digest[partner]
+    has_both = own.has_fingerprint & base.has_fingerprint[partner]
+    by_fingerprint = is_there & ~by_digest & has_both
     differs = by_digest & (own.digest != base.digest[partner])
-    differs |= by_print & (own.print != base.print[partner])
-    return differs, by_digest | by_print
+    differs |= by_fingerprint & (own.fingerprint != base.fingerprint[partner])
+    return differs, by_digest | by_fingerprint
