@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import Protocol
 
 from rankdump._core.recorder_protocol import PulseRecorder, TurnSpending
@@ -73,35 +74,44 @@ def clear_turns(hooks: Iterable[TurnHook]) -> None:
         hook.is_due = hook.is_kept = False
 
 
+class _TurnOutcome(Enum):
+    """Outcome of an attempt to give a hook a turn in a step."""
+
+    ADDED = auto()
+    STEP_FULL = auto()
+    """The turn does not fit into what is left of the step, so the hook keeps its place."""
+    TOO_LARGE = auto()
+    """The tensor is too large for any step, so the hook is passed over."""
+
+
 class _PlannedSpending:
-    """Time and memory that the turns of a step are planned to take. Each method adds a hook and
-    returns True; it returns False if nothing more fits into the step, None if the hook has no
-    turns.
+    """Time and memory that the turns of a step are planned to take; each method attempts to add the
+    turn of a hook.
     """
 
     def __init__(self, pulses: PulseRecorder) -> None:
         self._pulses = pulses
         self._planned = TurnSpending()
 
-    def add_fingerprint(self, hook: TurnHook) -> bool | None:
+    def add_fingerprint(self, hook: TurnHook) -> _TurnOutcome:
         return self._add(TurnSpending(hook.byte_count, 1))
 
-    def add_named(self, hook: TurnHook) -> bool | None:
+    def add_named(self, hook: TurnHook) -> _TurnOutcome:
         # The factor 2 limits these tensors to half of what can be afforded.
         return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1), factor=2)
 
-    def add_other(self, hook: TurnHook) -> bool | None:
+    def add_other(self, hook: TurnHook) -> _TurnOutcome:
         return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1))
 
-    def _add(self, spending: TurnSpending, factor: int = 1) -> bool | None:
+    def _add(self, spending: TurnSpending, factor: int = 1) -> _TurnOutcome:
         """Add a spending if `factor` times everything that is planned then can be afforded."""
         if self._pulses.is_too_much(_multiply(spending, factor)):
-            return None
+            return _TurnOutcome.TOO_LARGE
         planned = TurnSpending(*map(operator.add, self._planned, spending))
         if not self._pulses.can_afford(_multiply(planned, factor)):
-            return False
+            return _TurnOutcome.STEP_FULL
         self._planned = planned
-        return True
+        return _TurnOutcome.ADDED
 
 
 def _multiply(spending: TurnSpending, factor: int) -> TurnSpending:
@@ -119,15 +129,15 @@ class _HookCycle:
         """Add a hook after all others."""
         self._hooks.append(hook)
 
-    def take(self, add: Callable[[TurnHook], bool | None]) -> list[TurnHook]:
-        """Return the next hooks for which `add` returns True, until it returns False."""
+    def take(self, add: Callable[[TurnHook], _TurnOutcome]) -> list[TurnHook]:
+        """Return the next hooks that `add` adds, until the step is full."""
         taken: list[TurnHook] = []
         for _ in range(min(len(self._hooks), _MAX_HOOKS)):
             hook = self._hooks[self._next]
-            added = add(hook)
-            if added is False:
+            outcome = add(hook)
+            if outcome is _TurnOutcome.STEP_FULL:
                 break
-            if added:
+            if outcome is _TurnOutcome.ADDED:
                 taken.append(hook)
             self._next = (self._next + 1) % len(self._hooks)
         return taken

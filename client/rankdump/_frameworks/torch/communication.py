@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -167,6 +167,16 @@ _NamedCall: TypeAlias = "tuple[Recorder, int, str, IterationStart]"
 _NO_ITERATION = IterationStart()
 
 
+class _LatestCollective(NamedTuple):
+    """The last collective of a process group."""
+
+    called_us: int
+    kind: EventKind
+    group: ProcessGroup
+    number: int
+    """Number of earlier collectives of the group."""
+
+
 class CollectiveRecorder:
     """Numbers collectives, and reports them to all registered recorders."""
 
@@ -179,10 +189,8 @@ class CollectiveRecorder:
         """Whether calls are left out of the execution order and of all counts, because a step is
         repeated.
         """
-        self._latest: dict[str, tuple[int, EventKind, ProcessGroup, int]] = {}
-        """For each group: time and kind of its last collective, the group, and the number of its
-        earlier collectives.
-        """
+        self._latest: dict[str, _LatestCollective] = {}
+        """The last collective of each group, by the group's name."""
 
     def begin_iteration(self, recorder: Recorder, iteration: int) -> None:
         """Number names of collectives from 0 again, if a new iteration of the recorder begins."""
@@ -219,7 +227,7 @@ class CollectiveRecorder:
         kind in the group.
         """
         number = self._sequences.next_number(group.name)
-        self._latest[group.name] = time.time_ns() // 1000, kind, group, number
+        self._latest[group.name] = _LatestCollective(time.time_ns() // 1000, kind, group, number)
         return number, self._sequences.next_number(group.name, int(kind))
 
     def list_calls(self, *, members: bool) -> tuple[GroupCalls, ...]:
@@ -228,13 +236,13 @@ class CollectiveRecorder:
 
         Members of groups are included only on request, because there may be thousands.
         """
-        latest = sorted(self._latest.copy().values(), key=lambda each: each[0], reverse=True)
+        latest = sorted(self._latest.copy().values(), key=lambda each: each.called_us, reverse=True)
         return tuple(
             GroupCalls(
-                *(group.name, group.ranks if members else ()),
-                *(number + 1, kind.name.lower(), called_us),
+                *(each.group.name, each.group.ranks if members else ()),
+                *(each.number + 1, each.kind.name.lower(), each.called_us),
             )
-            for called_us, kind, group, number in latest[:MAX_GROUP_CALLS]
+            for each in latest[:MAX_GROUP_CALLS]
         )
 
     def begin(
