@@ -52,7 +52,7 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
     usage = _merge_usage(job for view in views for job in view.usage)
     needs = forecast.sum_job_needs(need for view in views for need in view.needs)
     ahead = forecast.describe_shortages(needs, disks, usage)
-    all_findings = (*_iter_findings(views, apart=bool(ahead)), *ahead, *findings)
+    all_findings = (*_iter_findings(views, without_forecasts=bool(ahead)), *ahead, *findings)
     return StatusView(
         sessions=tuple(session for view in views for session in view.sessions),
         iterations=tuple(status for view in views for status in view.iterations),
@@ -69,13 +69,15 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
     )
 
 
-def _iter_findings(views: Iterable[StatusView], *, apart: bool) -> Iterator[str]:
-    """Yield the findings of all workers. With `apart`, leave out their own forecasts of shortages,
-    because a forecast for all workers together replaces them.
+def _iter_findings(views: Iterable[StatusView], *, without_forecasts: bool) -> Iterator[str]:
+    """Yield the findings of all workers. With `without_forecasts`, leave out their own forecasts of
+    shortages, because a forecast for all workers together replaces them.
     """
     for view in views:
-        own = forecast.describe_shortages(view.needs, view.disks, view.usage) if apart else ()
-        yield from (sentence for sentence in view.findings if sentence not in own)
+        left_out: Sequence[str] = ()
+        if without_forecasts:
+            left_out = forecast.describe_shortages(view.needs, view.disks, view.usage)
+        yield from (sentence for sentence in view.findings if sentence not in left_out)
 
 
 def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
@@ -96,10 +98,10 @@ def _add_fields(earlier: _Part, later: _Part, names: Iterable[str]) -> _Part:
     return replace(later, **sums)
 
 
-def _sum_parts(nothing: _Part, parts: Iterable[_Part]) -> _Part:
-    """Return the sum of all parts, field by field; `nothing` if there are none."""
-    names = [each.name for each in fields(nothing)]
-    return reduce(lambda one, other: _add_fields(one, other, names), parts, nothing)
+def _sum_parts(zero: _Part, parts: Iterable[_Part]) -> _Part:
+    """Return the sum of all parts, field by field; `zero` if there are none."""
+    names = [each.name for each in fields(zero)]
+    return reduce(lambda one, other: _add_fields(one, other, names), parts, zero)
 
 
 def _merge_disks(disks: Iterable[DiskStatus]) -> tuple[DiskStatus, ...]:
