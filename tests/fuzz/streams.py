@@ -114,7 +114,7 @@ class _StreamSession:
         if isinstance(received.declaration, ChangedPlan):
             changed = received.declaration
             self.session.plans.add(received.frame_id.sequence, changed.plan, changed.iteration)
-            self._assembler.keeps_elements = self.session.storage.elements
+            self._assembler.keeps_elements = self.session.storage.has_elements
 
     def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> CompletedFrame | None:
         unread = frame.sequence and frame.sequence == self._assembler.last_sequence
@@ -138,11 +138,11 @@ class _StreamSession:
             net_name=self.session.plan.output.net_name,
             highest_first=self.session.watermark + 1,
             statistic_count=outlet.statistic_count,
-            degrades=outlet.degrades,
+            degrades_records=outlet.degrades_records,
             known=self.session.is_known,
             admit=_admit,
         )
-        assembler.keeps_elements = outlet.elements
+        assembler.keeps_elements = outlet.has_elements
         return assembler
 
     def _settle(self, item: CompletedFrame) -> None:

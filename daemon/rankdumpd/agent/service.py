@@ -396,7 +396,7 @@ class DumpAgent(Component):
     def count_finished(self) -> int:
         """Return the number of finished frames, reports, packed files and written table rows."""
         parts = self._budget, self._actions, self._reporter, self._backlog, self._table
-        return sum(part.finished for part in parts)
+        return sum(part.finished_count for part in parts)
 
     def explain_unfinished(self) -> str:
         """Return for the log what happens to the frames that `drain` left unfinished."""

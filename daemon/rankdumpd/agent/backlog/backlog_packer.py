@@ -204,7 +204,7 @@ class BacklogPacker:
         self._work.set()
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Number of files that have been packed."""
         return self._packed[0]
 
@@ -354,7 +354,7 @@ class BacklogPacker:
             if not self._ledger.unpacked.has(first):
                 return  # all of these files are being removed
             manifest = self._update_manifest(packed, session)
-            self._ledger.unpacked.enter_packed(packed, synced=session.storage.synced)
+            self._ledger.unpacked.enter_packed(packed, synced=session.storage.is_synced)
             self._usage.add(request.job_id, str(session.storage.tree.root), -saved)
             known = self._registry.find(first.session_id)
             if known is not None:

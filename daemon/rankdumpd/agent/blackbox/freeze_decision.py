@@ -142,10 +142,10 @@ def compute_wait_s(settings: BlackBoxSettings, median_s: float) -> float:
     return min(MAX_WAIT_S, max(MIN_WAIT_S, 1.5 * (settings.post_steps + 1) * median_s))
 
 
-def is_wait_over(late_s: Sequence[float], until_s: float, now_s: float) -> bool:
+def is_wait_over(late_s: Sequence[float], deadline_s: float, now_s: float) -> bool:
     """Return whether the wait of a freeze is over; `late_s` contains the last arrival of each late
     rank.
     """
-    if not late_s or now_s >= until_s + MAX_LATENESS_S:
+    if not late_s or now_s >= deadline_s + MAX_LATENESS_S:
         return True
-    return now_s >= until_s and now_s - max(late_s) > LATE_STEP_S
+    return now_s >= deadline_s and now_s - max(late_s) > LATE_STEP_S

@@ -78,9 +78,10 @@ class OpenFreeze:
     record: FreezeRecord
     raw: Path
     begun_s: float
-    earliest_s: float
+    earliest_end_s: float
     """Time before which the freeze is not complete, because other ranks may still report causes."""
-    until_s: float
+    deadline_s: float
+    """Time at which the wait is over, unless steps still arrive."""
     last_iteration: int
     """Iteration up to which steps are awaited from each rank."""
     orders: list[FreezeOrder] = field(default_factory=list[FreezeOrder])
@@ -108,10 +109,10 @@ class OpenFreeze:
 
     def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
         """Return whether no more steps are awaited from the ranks that are still running."""
-        if now_s < self.earliest_s:
+        if now_s < self.earliest_end_s:
             return False
         late = [each for each in ranks if each.iteration < self.last_iteration]
-        return is_wait_over([each.arrived_s for each in late], self.until_s, now_s)
+        return is_wait_over([each.arrived_s for each in late], self.deadline_s, now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class BatchCommitter:
                     [result for share in shares.values() for result in share.row_results],
                     [frame for share in shares.values() for frame in share.metadata],
                     {s.request.session_id: s.watermark for s in shares},
-                    synced=any(session.storage.synced for session in shares),
+                    synced=any(session.storage.is_synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
                 self._counters.add("rankdump_agent_commit_errors_total")

@@ -91,7 +91,7 @@ def _join_groups(
                     shares += joiner.join(members, mark=mark)
                     done += members
         if shares:
-            ledger.mark_joined(session_id, shares, synced=session.storage.synced)
+            ledger.mark_joined(session_id, shares, synced=session.storage.is_synced)
             more = _count_added_bytes(operators, shares)
             session.adjust_stored_bytes(iteration, more)
             usage.add(session.request.job_id, str(session.storage.tree.root), more)

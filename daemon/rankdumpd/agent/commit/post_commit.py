@@ -241,7 +241,7 @@ class PostCommitActions:
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
         """The iteration whose operators are being joined, by session id."""
-        self.finished = 0
+        self.finished_count = 0
         """Number of applied frames and of written parts of tables; it shows progress within a long
         batch.
         """
@@ -334,7 +334,7 @@ class PostCommitActions:
             if declared is None:
                 return True
             self._apply(session, declared)
-            self.finished += 1
+            self.finished_count += 1
         return False
 
     def _next_due(self, session: RankSession) -> MetadataFrame | None:
@@ -401,7 +401,7 @@ class PostCommitActions:
                 for sentence in tables.add(iter_committed_rows(found, session)):
                     session.add_finding(sentence)
                 session.tabulated_to = reached
-                self.finished += 1
+                self.finished_count += 1
 
     def _end_iteration(
         self,

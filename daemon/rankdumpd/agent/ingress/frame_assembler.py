@@ -84,7 +84,7 @@ class FrameAssembler:
         net_name: str,
         highest_first: int,
         statistic_count: int,
-        degrades: bool,
+        degrades_records: bool,
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], SelectionVerdict],
     ) -> None:
@@ -92,11 +92,11 @@ class FrameAssembler:
         memory is allocated.
 
         A tensor without its elements has `statistic_count` statistics. Where the plan keeps
-        elements, such tensors are rejected, unless the plan `degrades` tensors for which there is
+        elements, such tensors are rejected, unless the plan degrades tensors for which there is
         no space.
         """
         self._session_id = session_id
-        self._statistic_count, self._degrades = statistic_count, degrades
+        self._statistic_count, self._degrades_records = statistic_count, degrades_records
         self.keeps_elements = True
         """Whether the plan of the next frame keeps elements."""
         self._rank, self._net_name = rank, net_name
@@ -225,7 +225,7 @@ class FrameAssembler:
         """Raise a ProtocolError for statistics that the plan does not have or that would damage a
         table.
         """
-        if rows.degraded and not self._degrades:
+        if rows.degraded and not self._degrades_records:
             raise ProtocolError(
                 f"frame {sequence} is degraded, which neither on_full nor max_step_overhead of the "
                 "plan allows"

@@ -198,7 +198,7 @@ class SessionIntake:
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
             statistic_count=storage.statistic_count,
-            degrades=storage.degrades,
+            degrades_records=storage.degrades_records,
             known=session.is_known,
             admit=self._admit,
         )
@@ -226,7 +226,7 @@ class SessionIntake:
         if piece is None:
             piece = frame.chunk.data if frame.HasField("chunk") else frame.record.data
         self._piece_bytes = len(piece)
-        if not self._plan_begin < frame.sequence <= self._plan_end:
+        if not self._plan_sequence < frame.sequence <= self._plan_end:
             self._use_plan_of(frame.sequence)
         if self._growing and frame.HasField("chunk"):
             self._budget.grow(self, self._piece_bytes)
@@ -282,11 +282,11 @@ class SessionIntake:
         """Switch to the plan of a frame, after earlier frames are submitted."""
         self.flush()
         period, end = self._session.plans.find(sequence)
-        self._plan_begin = period.begin
+        self._plan_sequence = period.plan_sequence
         self._plan_end = NUMBER_LIMIT if end is None else end
         self._storage = period.storage
         self._admission = RecordAdmission(period.plan, self._session.request.device)
-        self._assembler.keeps_elements = period.storage.elements
+        self._assembler.keeps_elements = period.storage.has_elements
 
     def _count_gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1

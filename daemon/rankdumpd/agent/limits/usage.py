@@ -26,7 +26,7 @@ class QueueBudget:
         """Bytes in flight."""
         self.items = 0
         """Frames in flight."""
-        self.finished = 0
+        self.finished_count = 0
         """Number of releases of frames."""
         self._growing: dict[object, int] = {}
         """Bytes of incomplete frames by owner, the oldest first."""
@@ -96,7 +96,7 @@ class QueueBudget:
         with self._changed:
             self.used_bytes -= cost_bytes
             self.items -= items
-            self.finished += 1
+            self.finished_count += 1
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> int:

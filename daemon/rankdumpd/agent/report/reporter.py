@@ -332,7 +332,7 @@ class CoordinatorReporter:
             return self._count_waiting()
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Number up to which the coordinator has received all items."""
         return self._received
 

@@ -68,15 +68,15 @@ class SessionStorage:
     """None for a layout without a stack file."""
     statistic_count: int
     """Number of statistics of a tensor that is sent without its elements."""
-    elements: bool
+    has_elements: bool
     """Whether tensors are sent with their elements."""
-    degrades: bool
+    degrades_records: bool
     """Whether the rank may send statistics in place of a tensor, if it lacks memory or time."""
     statistic_names: tuple[str, ...] | None
     """Statistics that the agent computes; None when it computes none."""
-    fingerprints: bool
+    has_fingerprints: bool
     """Whether the agent computes the fingerprint of each tensor that arrives with its elements."""
-    synced: bool
+    is_synced: bool
     """Whether a record is acknowledged only once it would survive a power loss."""
     file_kind: str
     """Key for files that may be links to each other."""
@@ -88,15 +88,15 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
     """Return the storage of a session whose plan has been checked."""
     output, content, delivery = plan.output, plan.content, plan.delivery
     layout = LAYOUTS[output.layout]
-    codec, synced = get_codec(output.codec), delivery.durability == "synced"
-    degrades = delivery.on_full == "statistic" or delivery.max_step_overhead > 0
+    codec, is_synced = get_codec(output.codec), delivery.durability == "synced"
+    degrades_records = delivery.on_full == "statistic" or delivery.max_step_overhead > 0
     tree = DumpTree(
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
         # As troubleshooter sets the modes: only tensors are read-only, growing files are not.
         growing_mode=output.file_mode | stat.S_IWUSR if layout.api_files is not None else None,
-        synced=synced,
+        synced=is_synced,
     )
     context = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
     if layout.has_time_folder:
@@ -122,15 +122,15 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
             writes_npy=output.file_format != "bin",
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
-        tables=tables if content.has_tables or degrades else None,
+        tables=tables if content.has_tables or degrades_records else None,
         table_format=table_format,
         stacks=_make_stack_file(tree, layout, request.rank),
         statistic_count=len(table_format.items),
-        elements=content.saved != "statistic",
-        degrades=degrades,
+        has_elements=content.saved != "statistic",
+        degrades_records=degrades_records,
         statistic_names=_select_statistics(plan, table_format),
-        fingerprints=content.fingerprints,
-        synced=synced,
+        has_fingerprints=content.fingerprints,
+        is_synced=is_synced,
         file_kind=f"{codec.name} {tree.kind}",
         baseline=content.baseline,
     )
@@ -146,7 +146,7 @@ def change_session_storage(storage: SessionStorage, plan: DumpPlan) -> SessionSt
     return replace(
         storage,
         tables=tables,
-        elements=plan.content.saved != "statistic",
+        has_elements=plan.content.saved != "statistic",
         statistic_names=_select_statistics(plan, storage.table_format),
     )
 
@@ -230,7 +230,7 @@ def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecor
     exact = storage.layout.api_files is not None
     try:
         record = examine_record(
-            received, storage.statistic_names, exact=exact, fingerprints=storage.fingerprints
+            received, storage.statistic_names, exact=exact, fingerprints=storage.has_fingerprints
         )
     except CorruptedError:
         return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
@@ -258,7 +258,7 @@ def _link_or_write(
 class PlanPeriod:
     """Frames after one changed plan, up to the next one."""
 
-    begin: int
+    plan_sequence: int
     """Sequence number of the frame with the plan; 0 for the plan that opened the session."""
     plan: DumpPlan
     storage: SessionStorage
@@ -287,9 +287,9 @@ class PlanHistory:
         with self._lock:
             end: int | None = None
             for period in reversed(self._periods):
-                if period.begin < sequence or not period.begin:
+                if period.plan_sequence < sequence or not period.plan_sequence:
                     return period, end
-                end = period.begin
+                end = period.plan_sequence
         raise AssertionError("the first period has all frames that no other has")
 
     def add(self, sequence: int, plan: DumpPlan, iteration: int) -> None:
@@ -301,7 +301,7 @@ class PlanHistory:
         """
         with self._lock:
             latest = self._periods[-1]
-            if sequence <= latest.begin:
+            if sequence <= latest.plan_sequence:
                 return
             if not is_changeable_to(latest.plan, plan):
                 raise ProtocolError(f"frame {sequence} changes what a plan has for good")

@@ -171,7 +171,7 @@ class TableWriter:
         self._thread.start()
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Number of times that rows of a tree were written."""
         return self._written
 

@@ -99,7 +99,7 @@ def test_wait_grows_with_the_step_within_bounds():
     ],
 )
 def test_freeze_waits_for_ranks_whose_steps_still_arrive(late_s, now_s, expected):
-    assert is_wait_over(late_s, until_s=10.0, now_s=now_s) is expected
+    assert is_wait_over(late_s, deadline_s=10.0, now_s=now_s) is expected
 
 
 def test_tensors_in_full_count_for_the_limit_of_bytes():

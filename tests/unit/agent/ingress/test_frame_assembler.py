@@ -111,7 +111,7 @@ def make_assembler(
         net_name="Net",
         highest_first=highest_first,
         statistic_count=figures or degrades or 0,
-        degrades=degrades is not None,
+        degrades_records=degrades is not None,
         known=lambda sequence: sequence in known,
         admit=admit or FakeAdmission(),
     )

@@ -38,7 +38,7 @@ def test_frame_belongs_to_the_plan_before_it(history):
 def test_plan_that_comes_again_changes_nothing(history):
     for sequence in (5, 9, 5, 9):
         history.add(sequence, STOPPED, 3)
-    assert history.latest.begin == 9
+    assert history.latest.plan_sequence == 9
     assert history.find(6)[1] == 9
 
 
@@ -62,4 +62,4 @@ def test_tables_come_into_being_and_stay(history):
     assert tables is not None
     history.add(9, PLAN, 2)
     latest = history.latest.storage
-    assert (latest.tables, latest.statistic_names, latest.elements) == (tables, None, True)
+    assert (latest.tables, latest.statistic_names, latest.has_elements) == (tables, None, True)
