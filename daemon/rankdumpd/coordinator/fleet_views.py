@@ -190,9 +190,9 @@ class IterationView:
     """Ranks whose session was lost before they ended it. True if the process is known to have ended
     and all of its events are known.
     """
-    went_on: frozenset[int] = frozenset()
+    ranks_in_later_iteration: frozenset[int] = frozenset()
     """Lost ranks that are known to have begun another iteration after this one."""
-    told: frozenset[int] = frozenset()
+    ends_reported_elsewhere: frozenset[int] = frozenset()
     """Lost ranks whose end is a finding of another iteration."""
     raised: Mapping[int, int] = field(default_factory=dict[int, int])
     """Ranks whose session was ended by an error, and the iteration in which the error occurred."""

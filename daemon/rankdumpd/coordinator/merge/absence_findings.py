@@ -43,12 +43,14 @@ class EventGaps:
 
 def list_ended_ranks(view: IterationView) -> list[int]:
     """Return the ranks that ended before they had finished the iteration."""
-    return sorted(view.lost.keys() - view.spans.keys() - view.excluded - view.went_on)
+    return sorted(
+        view.lost.keys() - view.spans.keys() - view.excluded - view.ranks_in_later_iteration
+    )
 
 
 def is_unfinished(view: IterationView, rank: int) -> bool:
     """Return whether a rank may still execute a part of the iteration."""
-    if rank in view.spans or rank in view.went_on:
+    if rank in view.spans or rank in view.ranks_in_later_iteration:
         return False
     return view.provisional or rank in view.late or view.late_count > len(view.late)
 

@@ -358,7 +358,7 @@ def build_ended_findings(
     ended = [
         rank
         for rank in list_ended_ranks(view)
-        if rank not in view.told
+        if rank not in view.ends_reported_elsewhere
         and (rank in table.ranks or rank in missed or _is_expected(table, view, rank))
     ]
     for rank in sorted(ended, key=lambda rank: (_find_last_time(table, rank), rank)):

@@ -196,7 +196,7 @@ class ReportedJob:
         """The call that each rank waits in."""
         self.standing: tuple[Finding, ...] = ()
         """Findings about such calls that do not end, in iterations that are not published yet."""
-        self.told_ends: set[tuple[int, int]] = set()
+        self.reported_ends: set[tuple[int, int]] = set()
         """Ranks whose end is a published finding, each with its number of restarts before."""
         self.findings: list[Finding] = []
         self.more_findings = 0
@@ -443,7 +443,7 @@ class ReportedJob:
         for finding in result.findings:
             self._add_finding(finding)
             if finding.kind is FindingKind.ENDED_RANK:
-                self.told_ends.update((r, self.find_start(pending, r)) for r in finding.ranks)
+                self.reported_ends.update((r, self.find_start(pending, r)) for r in finding.ranks)
         self.rows["settled"] = JobResultRow(
             self.job_id, self.offsets, self.hint_state, self.more_findings
         )
@@ -516,7 +516,7 @@ class ReportedJob:
         return known
 
 
-def _find_ranks_that_went_on(job: ReportedJob, pending: PendingIteration) -> frozenset[int]:
+def _find_ranks_in_later_iteration(job: ReportedJob, pending: PendingIteration) -> frozenset[int]:
     """Return the ranks that are known to have begun another iteration after this one."""
     return frozenset(
         rank
@@ -530,7 +530,7 @@ def _find_ranks_that_went_on(job: ReportedJob, pending: PendingIteration) -> fro
     )
 
 
-def _find_told_ends(
+def _find_ends_reported_elsewhere(
     job: ReportedJob, pending: PendingIteration, lost: Iterable[int]
 ) -> frozenset[int]:
     """Return the lost ranks whose end is, or will be, a finding of another iteration."""
@@ -538,12 +538,12 @@ def _find_told_ends(
     return frozenset(
         rank
         for rank in lost
-        if (rank, job.find_start(pending, rank)) in job.told_ends
-        or (rank in places and _is_told_by_another(job, pending, rank, places[rank]))
+        if (rank, job.find_start(pending, rank)) in job.reported_ends
+        or (rank in places and _is_reported_by_another(job, pending, rank, places[rank]))
     )
 
 
-def _is_told_by_another(
+def _is_reported_by_another(
     job: ReportedJob, pending: PendingIteration, rank: int, last: ProgramPlace
 ) -> bool:
     """Return whether an unpublished iteration is the one that a rank ended in."""
@@ -570,6 +570,7 @@ def build_iteration_view(
     is_over = pending.run != job.published.run
     finished = set(range(ranks.world_size)) if is_over else ranks.find_finished(pending.iteration)
     lost = ranks.list_lost(pending.starts)
+    later = _find_ranks_in_later_iteration(job, pending) if lost else frozenset[int]()
     late = (rank for rank in range(ranks.world_size) if rank not in finished)
     return IterationView(
         job_id=job.job_id,
@@ -583,8 +584,8 @@ def build_iteration_view(
         clocks=clocks,
         stalls=dict(ranks.stalls),
         lost=lost,
-        went_on=_find_ranks_that_went_on(job, pending) & lost.keys() if lost else frozenset(),
-        told=_find_told_ends(job, pending, lost),
+        ranks_in_later_iteration=later & lost.keys(),
+        ends_reported_elsewhere=_find_ends_reported_elsewhere(job, pending, lost),
         raised=ranks.list_raised(pending.starts),
         provisional=provisional,
         attempt=pending.attempt,

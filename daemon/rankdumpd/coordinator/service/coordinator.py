@@ -261,7 +261,7 @@ class JobCoordinator(Component):
 
     def count_finished(self) -> int:
         """Return a number that grows with each iteration that is published, or cannot be."""
-        return self._publisher.finished if self._publisher else 0
+        return self._publisher.finished_count if self._publisher else 0
 
     def stop(self) -> None:
         """Stop at once; agents keep items that were not acknowledged. May be repeated."""

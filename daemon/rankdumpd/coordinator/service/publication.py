@@ -309,7 +309,7 @@ class IterationPublisher:
         self._retries = RetrySchedule(MIN_PUBLISH_RETRY_S, MAX_PUBLISH_RETRY_S)
         self.lost = 0
         """Number of iterations that could not be published."""
-        self.finished = 0
+        self.finished_count = 0
         """Number of finished attempts to publish an iteration, successful or not."""
 
     def start(self) -> None:
@@ -340,7 +340,7 @@ class IterationPublisher:
         if view is None:
             return False
         self._publish(view)
-        self.finished += 1
+        self.finished_count += 1
         return True
 
     def _next_due(self, now_s: float, *, every: bool) -> IterationView | None:
