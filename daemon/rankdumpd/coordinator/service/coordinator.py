@@ -251,6 +251,7 @@ class JobCoordinator(Component):
                 if time.monotonic() >= deadline_s:
                     break
             self._state_writer.write_changes()
+            self._is_draining = False
         return self._store.backlog + self._publisher.lost - lost
 
     def explain_unfinished(self) -> str:
