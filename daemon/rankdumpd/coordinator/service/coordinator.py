@@ -247,11 +247,13 @@ class JobCoordinator(Component):
         deadline_s = time.monotonic() + timeout_s
         lost, self._is_draining = self._publisher.lost, True
         with self._publishing_lock:
-            while self._publisher.publish_next(every=self._ends_with_job):
-                if time.monotonic() >= deadline_s:
-                    break
-            self._state_writer.write_changes()
-            self._is_draining = False
+            try:
+                while self._publisher.publish_next(every=self._ends_with_job):
+                    if time.monotonic() >= deadline_s:
+                        break
+                self._state_writer.write_changes()
+            finally:
+                self._is_draining = False
         return self._store.backlog + self._publisher.lost - lost
 
     def explain_unfinished(self) -> str:
